@@ -1,0 +1,32 @@
+# `make study` is the main job, `make test` passes everything; both need only Python 3.11 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: study test test-quick lint clean
+
+study: $(INSTALLED)
+	$(BIN)/manyhands study studies/default.toml
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-quick: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# pip, not uv: it finds the CPU build of torch; the range keeps gigabytes of CUDA away.
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'manyhands needs Python 3.11 or newer: make PYTHON=python3.11')"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[tracking,dev]"
+	touch $@
+
+clean:
+	rm -rf .venv runs results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

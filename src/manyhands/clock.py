@@ -1,0 +1,92 @@
+"""One clock a worker: every moment belongs to exactly one phase, so the phases add up to the wall clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+PHASES = (
+    "data",
+    "forward",
+    "backward",
+    "communication",
+    "wait",
+    "optimiser",
+    "evaluation",
+    "checkpoint",
+    "other",
+)
+ASIDE = ("evaluation", "checkpoint")  # real time, but not training
+
+
+class Clock:
+    """Charges time to the current phase; entering a phase inside another one pauses the outer.
+
+    On a device that works asynchronously `synchronize` waits for it at each change of phase: without that
+    the time of a kernel would be charged to whoever happens to wait for it.
+    """
+
+    def __init__(self, synchronize: Callable[[], object] | None = None) -> None:
+        self.totals = dict.fromkeys(PHASES, 0.0)
+        self._lap = dict(self.totals)
+        self._synchronize = synchronize
+        self._current = "other"
+        self._since = time.perf_counter()
+
+    def start(self, totals: Mapping[str, float] | None = None) -> None:
+        """Begin now, at zero or where a resumed run stopped."""
+        self.totals = {**dict.fromkeys(PHASES, 0.0), **(totals or {})}
+        self._lap = dict(self.totals)
+        self._since = time.perf_counter()
+
+    def phase(self, name: str) -> _Phase:
+        """`with clock.phase("forward"): ...`."""
+        return _Phase(self, name)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by phase since the last lap, phases without any left out."""
+        self.switch(self._current)
+        spent = {name: total - self._lap[name] for name, total in self.totals.items()}
+        self._lap = dict(self.totals)
+        return {name: seconds for name, seconds in spent.items() if seconds > 0}
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock since the start."""
+        return sum(self.totals.values()) + time.perf_counter() - self._since
+
+    @property
+    def training_seconds(self) -> float:
+        """Wall clock since the start without evaluation and checkpoints."""
+        return self.seconds - sum(self.totals[name] for name in ASIDE)
+
+    def switch(self, name: str) -> str:
+        """Charge the time up to now, go on in another phase, and return the one before."""
+        if self._synchronize is not None:
+            self._synchronize()
+        now = time.perf_counter()
+        before = self._current
+        self.totals[before] += now - self._since
+        self._current, self._since = name, now
+        return before
+
+
+class _Phase:
+    __slots__ = ("_before", "_clock", "_name")
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._before = self._clock.switch(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clock.switch(self._before)
+
+
+def training_phases(phases: Mapping[str, float]) -> dict[str, float]:
+    """The phases that are training."""
+    return {name: seconds for name, seconds in phases.items() if name not in ASIDE}

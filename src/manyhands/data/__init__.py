@@ -1,0 +1,1 @@
+"""Data sets, their downloads, and the global sample order."""

@@ -1,0 +1,123 @@
+"""What a run ran on, for anyone who repeats it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Environment(BaseModel):
+    """Versions, machine and command of a run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    manyhands: str
+    python: str
+    torch: str | None
+    numpy: str | None
+    platform: str
+    host: str
+    cpu: str
+    cores: int
+    threads: int
+    device: str
+    memory: int  # bytes
+    commit: str | None  # of the folder the run was started in; "+changes" where it was not clean
+    command: list[str]
+    started: str
+
+
+def describe(threads: int, device: str) -> Environment:
+    """The environment of this process, now."""
+    return Environment(
+        manyhands=version("manyhands") or "unknown",
+        python=platform.python_version(),
+        torch=version("torch"),
+        numpy=version("numpy"),
+        platform=platform.platform(),
+        host=socket.gethostname(),
+        cpu=cpu_name(),
+        cores=cores(),
+        threads=threads,
+        device=device,
+        memory=memory(),
+        commit=git_commit(),
+        command=sys.argv,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, or None; nothing is imported for it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(available, _quota() or available))
+
+
+def _quota() -> int | None:
+    """The cores a container's CPU quota allows, rounded up (cgroup v2, then v1)."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text().strip()
+            period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if limit in ("max", "-1"):
+        return None
+    return -(-int(limit) // int(period))
+
+
+def cpu_name() -> str:
+    """The processor's own name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_memory() -> int:
+    """The most bytes this process has held so far."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def git_commit() -> str | None:
+    """The commit of the current folder, where it is one of git's."""
+    if shutil.which("git") is None:
+        return None
+    head = _git("rev-parse", "HEAD")
+    if not head:
+        return None
+    return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*words: str) -> str:
+    answer = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -1,0 +1,55 @@
+"""What can go wrong, each as a sentence for a person; the exit code says whose turn it is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ManyhandsError(Exception):
+    """A fault while running, told in one sentence: exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(ManyhandsError):
+    """Bad input, answered before any work starts (law 10): exit code 2."""
+
+    exit_code = 2
+
+
+class DataUnavailableError(ManyhandsError):
+    """A data set that no source could deliver."""
+
+
+class DivergedError(ManyhandsError):
+    """The loss became infinite or not a number."""
+
+
+class StorageError(ManyhandsError):
+    """A file that could not be written; what was written before it is intact."""
+
+
+class CheckpointError(ManyhandsError):
+    """A checkpoint that cannot be used."""
+
+
+class InterruptedRunError(ManyhandsError):
+    """Stopped by Ctrl-C (exit code 130) or SIGTERM (143), after a checkpoint was written."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> UsageError:
+    """The one way to say that a name is not known: the name, a guess at what was meant, the choices."""
+    return UsageError(f"unknown {what} {str(name)!r} ({choices(name, known)})")
+
+
+def choices(name: object, known: Iterable[str]) -> str:
+    """`did you mean 'allreduce'? known: single, allreduce`."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return f"{guess}known: {', '.join(names) or 'none'}"

@@ -1,0 +1,86 @@
+"""What a worker is fed: its micro-batches of each global batch, prepared for its device, and the test set."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.clock import Clock
+from manyhands.data.base import Batch
+from manyhands.data.order import Order, Share, in_order
+from manyhands.spec import RunSpec
+from manyhands.tasks.base import Task
+
+
+class GlobalBatch(NamedTuple):
+    """One step's samples over all workers; this worker's part of them is read while it is iterated."""
+
+    epoch: int
+    size: int
+    micro_batches: Iterator[Batch]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Reads a task's data for one worker."""
+
+    task: Task
+    order: Order
+    share: Share
+    device: torch.device
+    dtype: torch.dtype
+    clock: Clock
+
+    def read(self, seen: int) -> Generator[GlobalBatch, None, None]:
+        """The global batches from where `seen` samples have been used, without end."""
+        wanted = (part for batch in self.order.batches(seen) for part in self.share.of(batch))
+        with closing(self.task.train.stream(wanted, self.order.seed)) as stream:
+            for batch in self.order.batches(seen):
+                parts = islice(stream, len(self.share.of(batch)))
+                yield GlobalBatch(batch.epoch, len(batch.samples), self._timed(parts))
+
+    def horizon(self, spec: RunSpec) -> int:
+        """The samples in the epochs of a run."""
+        assert spec.epochs is not None
+        return max(1, round(spec.epochs * self.order.n))
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Onto the device first, while the inputs are still small bytes; then as the model wants them."""
+        inputs: Tensor = self.task.preprocess(batch.inputs.to(self.device, non_blocking=True))
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        return Batch(inputs, batch.targets.to(self.device, non_blocking=True))
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            with self.clock.phase("data"):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch = self.prepare(batch)
+            yield batch
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, feed: Feed) -> tuple[float, float]:
+    """The mean score and the mean loss over the test set, every sample once."""
+    task = feed.task
+    total = len(task.test)
+    score = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    training = model.training
+    model.eval()
+    with closing(task.test.stream(in_order(total, task.evaluation_batch), seed=0)) as stream:
+        for raw in stream:
+            batch = feed.prepare(raw)
+            outputs: Tensor = model(batch.inputs)
+            score += task.metric.scores(outputs, batch.targets).sum(dtype=torch.float64).cpu()
+            loss += task.loss(outputs, batch.targets).double().cpu() * batch.size
+    model.train(training)
+    return (score / total).item(), (loss / total).item()

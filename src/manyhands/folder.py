@@ -1,0 +1,189 @@
+"""The run folder: where each part of a run is kept, who may write there, and what is read back."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import ValidationError
+
+from manyhands.environment import Environment
+from manyhands.errors import ManyhandsError, UsageError
+from manyhands.files import cannot_write, write_atomically
+from manyhands.record import RunRecord, Start, StepRecord
+from manyhands.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`spec.json, environment.json, steps.jsonl, result.json, model.safetensors, checkpoints/`."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained parameters and buffers."""
+        return self.path / "model.safetensors"
+
+    @property
+    def steps_file(self) -> Path:
+        """A line a step."""
+        return self.path / "steps.jsonl"
+
+    def exists(self) -> bool:
+        """Whether there is a run here."""
+        return (self.path / "spec.json").is_file()
+
+    def spec(self) -> RunSpec:
+        """The spec of the run here."""
+        return RunSpec.from_json(self._read("spec.json"))
+
+    def record(self) -> RunRecord | None:
+        """The result of the run here, or None while it has none."""
+        if not (self.path / "result.json").is_file():
+            return None
+        try:
+            return RunRecord.model_validate_json(self._read("result.json"))
+        except ValidationError as error:
+            raise ManyhandsError(
+                f"{self.path / 'result.json'} is not a run's result: {error.errors()[0]['msg'].lower()}"
+            ) from None
+
+    def environment(self) -> Environment | None:
+        """What the run here was last started on."""
+        path = self.path / "environment.json"
+        return Environment.model_validate_json(path.read_text()) if path.is_file() else None
+
+    def steps(self) -> list[StepRecord]:
+        """The steps of the run here; a last line torn by a crash is not one."""
+        if not self.steps_file.is_file():
+            return []
+        lines = self.steps_file.read_text().split("\n")
+        whole = lines[:-1]  # what follows the last line end is empty, or torn
+        return [StepRecord.from_json(line) for line in whole if line]
+
+    def create(self, spec: RunSpec) -> None:
+        """Make the folder of a new run."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self.write_spec(spec)
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Write down what is run here."""
+        write_atomically(self.path / "spec.json", (spec.to_json() + "\n").encode())
+
+    def write_environment(self, environment: Environment) -> None:
+        """Write down what it runs on."""
+        write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write down what came of it."""
+        write_atomically(self.path / "result.json", _pretty(record.model_dump_json()))
+
+    def keep_steps(self, last: int) -> None:
+        """Cut the journal after a step: what a resumed run does again must not stand there twice."""
+        kept = [record.to_json() for record in self.steps() if record.step <= last]
+        write_atomically(self.steps_file, "".join(f"{line}\n" for line in kept).encode())
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the folder for one process; a second one is told who has it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                raise UsageError(f"{self.path} is being trained by another process (pid {holder})") from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def _read(self, name: str) -> str:
+        try:
+            text = (self.path / name).read_text()
+            json.loads(text)
+        except OSError as error:
+            raise UsageError(f"{self.path} holds no run: {name}: {(error.strerror or '').lower()}") from None
+        except ValueError as error:
+            raise ManyhandsError(f"{self.path / name} is damaged: {error}") from None
+        return text
+
+
+class Journal:
+    """An observer that writes steps.jsonl, line by line."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.steps_file
+        self._file: TextIO | None = None
+
+    def started(self, start: Start) -> None:
+        """Open for appending."""
+        try:
+            self._file = self._path.open("a")
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+
+    def stepped(self, step: StepRecord) -> None:
+        """Append a line; the operating system is told at most once a buffer."""
+        assert self._file is not None
+        try:
+            self._file.write(step.to_json() + "\n")
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+
+    def flush(self) -> None:
+        """Hand every line over before a checkpoint says that they are there."""
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                raise cannot_write(self._path, error) from error
+
+    def ended(self, record: RunRecord) -> None:
+        """Nothing: the result is written by the run."""
+
+    def notice(self, text: str) -> None:
+        """Nothing: notices are for people."""
+
+    def close(self) -> None:
+        """Close the file; on a full disk the lines that did not fit are lost, what stands there is not."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:
+                raise cannot_write(self._path, error) from error
+
+
+def _pretty(text: str) -> bytes:
+    return (json.dumps(json.loads(text), indent=2) + "\n").encode()
+
+
+def load(path: str | Path) -> RunRecord:
+    """The record of a finished run, read from its folder; nothing of the run is executed (law 9)."""
+    folder = RunFolder(Path(path))
+    folder.spec()
+    record = folder.record()
+    if record is None:
+        raise UsageError(f"{path} has no result yet; continue it with: manyhands train --resume {path}")
+    return record

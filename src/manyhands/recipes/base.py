@@ -1,0 +1,157 @@
+"""A recipe: the plain numbers from which a batch size becomes an optimiser and a schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+from manyhands.errors import UsageError, unknown
+from manyhands.recipes.schedule import Decay, Schedule
+
+OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
+Scaling = Literal["linear", "sqrt", "none"]
+WarmupFrom = Literal["reference", "zero"]
+
+REFERENCE_BATCH = 256  # the batch a recipe's `lr` is meant for: one server of eight GPUs in Goyal et al.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What the optimiser is and how its rate follows from the batch: plain values, fit to be recorded.
+
+    `lr` is the rate at a batch of 256; `warmup` is in epochs; `milestones` are fractions of the run.
+    `momentum` belongs to sgd and lars, `nesterov` to sgd, the betas to adam, adamw and lamb, `coefficient` to
+    lars, `clamp` to lamb. `clip` bounds the norm of the whole gradient; whoever holds all of it applies it.
+    """
+
+    name: str
+    optimizer: OptimizerName
+    lr: float
+    scaling: Scaling = "none"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    warmup: float = 0.0
+    warmup_from: WarmupFrom = "reference"
+    decay: Decay = "none"
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    coefficient: float = 0.001
+    clamp: float | None = None
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _choice("optimizer", self.optimizer, OptimizerName)
+        _choice("scaling", self.scaling, Scaling)
+        _choice("warmup_from", self.warmup_from, WarmupFrom)
+        _choice("decay", self.decay, Decay)
+        _number("lr", self.lr, _positive, "a positive number")
+        for name in ("momentum", "beta1", "beta2"):
+            _number(name, getattr(self, name), lambda value: 0 <= value < 1, "at least 0 and below 1")
+        _number("weight_decay", self.weight_decay, lambda value: value >= 0, "0 or a positive number")
+        _number("warmup", self.warmup, lambda value: value >= 0, "0 or a positive number of epochs")
+        _number("factor", self.factor, lambda value: 0 < value <= 1, "above 0 and at most 1")
+        _number("coefficient", self.coefficient, _positive, "a positive number")
+        for name in ("clamp", "clip"):
+            if (value := getattr(self, name)) is not None:
+                _number(name, value, _positive, "a positive number or none")
+        if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
+            raise UsageError(f"nesterov needs a momentum above 0, got {self.momentum!r}")
+        object.__setattr__(self, "milestones", _fractions(self.milestones))
+
+    def peak(self, batch: int) -> float:
+        """The rate that the batch deserves: what warm-up leads to and decay starts from."""
+        if self.scaling == "linear":
+            return self.lr * (batch / REFERENCE_BATCH)
+        if self.scaling == "sqrt":
+            return self.lr * math.sqrt(batch / REFERENCE_BATCH)
+        return self.lr
+
+    def schedule(self, batch: int, epoch: int, horizon: int) -> Schedule:
+        """The rate over a run of `horizon` samples whose epochs have `epoch` samples.
+
+        A warm-up longer than the run is shortened to the run. With nothing to warm up to (the peak is not
+        above the start) the rate is the peak at once.
+        """
+        return Schedule(
+            start=self._start,
+            peak=self.peak(batch),
+            warmup=min(round(self.warmup * epoch), horizon) if self._warms_up(batch) else 0,
+            horizon=horizon,
+            decay=self.decay,
+            # rounded to whole samples: 8/9 of 90 epochs is the end of epoch 80, not a rounding error after it
+            milestones=tuple(round(fraction * horizon) for fraction in self.milestones),
+            factor=self.factor,
+        )
+
+    def describe(self, batch: int, epoch: int, horizon: int | None = None) -> str:
+        """One line for a person; given the horizon, it names the warm-up that the run has room for."""
+        peak = self.peak(batch)
+        rate = f"lr {_plain(self.lr)}" + (f" -> {_plain(peak)}" if peak != self.lr else "")
+        return " · ".join([self.optimizer, rate, *self._course(batch, epoch, horizon), *self._extras()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, as JSON knows it."""
+        return {**asdict(self), "milestones": list(self.milestones)}
+
+    @property
+    def _start(self) -> float:
+        return self.lr if self.warmup_from == "reference" else 0.0
+
+    def _warms_up(self, batch: int) -> bool:
+        return self.warmup > 0 and self.peak(batch) > self._start
+
+    def _course(self, batch: int, epoch: int, horizon: int | None) -> list[str]:
+        parts = []
+        if self._warms_up(batch):
+            epochs = self.warmup if horizon is None else min(self.warmup, horizon / epoch)
+            origin = " from 0" if self.warmup_from == "zero" else ""
+            parts.append(f"warm-up {_plain(epochs)} {'epoch' if epochs == 1 else 'epochs'}{origin}")
+        if self.decay != "none":
+            parts.append(f"{self.decay} decay")
+        return parts or ["constant"]
+
+    def _extras(self) -> list[str]:
+        parts = []
+        if self.optimizer in ("sgd", "lars") and self.momentum:
+            parts.append(f"{'nesterov ' if self.nesterov else ''}momentum {_plain(self.momentum)}")
+        if self.weight_decay:
+            parts.append(f"weight decay {_plain(self.weight_decay)}")
+        if self.clip is not None:
+            parts.append(f"clip {_plain(self.clip)}")
+        return parts
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _positive(value: float) -> bool:
+    return value > 0
+
+
+def _choice(name: str, value: object, literal: Any) -> None:
+    if value not in get_args(literal):
+        raise unknown(name, value, get_args(literal))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(name: str, value: Any, accepts: Callable[[float], bool], wanted: str) -> None:
+    if not (_is_number(value) and accepts(value)):
+        raise UsageError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _fractions(given: Any) -> tuple[float, ...]:
+    fractions = tuple(given) if isinstance(given, list | tuple) else (None,)
+    inside = all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions)
+    if not inside or any(after <= before for before, after in pairwise(fractions)):
+        raise UsageError(f"milestones must be increasing fractions between 0 and 1, got {given!r}")
+    return fractions

@@ -1,0 +1,118 @@
+"""StepRecord and RunRecord: what a run leaves behind, as plain data that is read without torch (law 8)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from manyhands.environment import Environment
+from manyhands.spec import RunSpec
+
+Status = Literal["finished", "target", "interrupted", "diverged"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One optimiser step: a line of steps.jsonl."""
+
+    step: int  # 1 is the first
+    epoch: int  # 0 is the first
+    samples: int  # seen so far, this step's included
+    loss: float  # the mean over this step's global batch, before its update
+    lr: float
+    seconds: float  # training time so far: evaluation and checkpoints do not count
+    phases: dict[str, float] = field(default_factory=dict)  # seconds in this step
+    metric: float | None = None  # where the test set was evaluated after this step
+    test_loss: float | None = None
+
+    def to_json(self) -> str:
+        """One line."""
+        fields = asdict(self)
+        fields["phases"] = {name: round(value, 7) for name, value in self.phases.items()}
+        fields["seconds"] = round(self.seconds, 6)
+        if self.metric is None:
+            del fields["metric"], fields["test_loss"]
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read a line that `to_json` wrote."""
+        return cls(**json.loads(line))
+
+
+class RunRecord(BaseModel):
+    """One run, finished or not: the content of result.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    run: str  # the folder
+    status: Status
+    message: str | None = None
+    spec: RunSpec
+    recipe: dict[str, Any]  # the effective one, every option
+    recipe_line: str
+    parameters: int
+    unit: str
+    train_samples: int
+    test_samples: int
+    steps: int
+    samples: int
+    epochs: float
+    seconds: float  # wall clock from the first step, evaluation and checkpoints included
+    training_seconds: float  # without them
+    samples_per_second: float  # samples a training second
+    loss: float | None  # of the last step; none where it is no number
+    metric_name: str
+    metric: float | None
+    best_metric: float | None
+    target: float
+    target_samples: int | None  # when the metric was first as good as the target
+    target_seconds: float | None
+    phases: list[dict[str, float]]  # seconds by phase, a dict a rank
+    peak_memory: int  # bytes, the largest rank
+    resumed: int  # how often
+    environment: Environment
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target was reached at some evaluation."""
+        return self.target_samples is not None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known of a run before its first step: the headline."""
+
+    run: str
+    spec: RunSpec
+    recipe_line: str
+    parameters: int
+    unit: str
+    train_samples: int
+    horizon: int  # samples
+    threads: int
+    device: str
+    metric_name: str
+    target: float
+    step: int  # 0, or where a resumed run goes on
+    samples: int
+    seconds: float  # training time so far
+
+
+class Observer(Protocol):
+    """Whoever follows a run: the journal, a progress bar, a tracking service."""
+
+    def started(self, start: Start) -> None: ...
+
+    def stepped(self, step: StepRecord) -> None: ...
+
+    def ended(self, record: RunRecord) -> None: ...
+
+    def notice(self, text: str) -> None: ...
+
+    def close(self) -> None:
+        """Called once, however the run ended."""

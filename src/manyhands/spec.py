@@ -1,0 +1,163 @@
+"""RunSpec: one point on every axis, checked, frozen, and the same everywhere it is written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from manyhands.errors import UsageError, choices
+
+Scalar = bool | int | float | str | None
+
+
+class RunSpec(BaseModel):
+    """Everything that decides what a run computes. `None` means: the task decides.
+
+    Only `batch` counts samples of the optimiser's step, and it is global (law 1): it is divided over
+    `workers` and, in each of them, over `accumulate` micro-batches.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    task: str
+    options: dict[str, Scalar] = {}
+    strategy: str = "single"
+    transport: str = "solo"
+    launcher: str = "inline"
+    workers: int = 1
+    threads: int | None = None  # a worker
+    batch: int | None = None
+    accumulate: int = 1
+    recipe: str | None = None
+    recipe_options: dict[str, Any] = {}
+    epochs: float | None = None  # the horizon of the schedule and the first budget
+    samples: int | None = None  # further budgets: whichever is spent first ends the run
+    seconds: float | None = None
+    target: float | None = None
+    stop_at_target: bool = False
+    evaluate_every: float = 1.0  # epochs
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    checkpoint_every: float = 60.0  # seconds; 0 is after every step
+    keep: int = 3  # checkpoints
+
+    # How often a run is saved does not change what it computes: no part of its id, free to change on resume.
+    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "keep"})
+
+    @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")
+    @classmethod
+    def _at_least_one(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError(f"must be at least 1, got {value}")
+        return value
+
+    @field_validator("epochs", "seconds", "evaluate_every")
+    @classmethod
+    def _positive(cls, value: float | None) -> float | None:
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"must be a number above 0, got {value:g}")
+        return value
+
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _not_negative(cls, value: float) -> float:
+        if not value >= 0:
+            raise ValueError(f"must be 0 or more seconds, got {value:g}")
+        return value
+
+    @field_validator("target")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"must be a finite number, got {value:g}")
+        return value
+
+    @field_validator("seed")
+    @classmethod
+    def _seed(cls, value: int) -> int:
+        if not 0 <= value < 2**63:
+            raise ValueError(f"must be from 0 to 2**63 - 1, got {value}")
+        return value
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """Make a spec, or say in one sentence what is wrong with it (law 10)."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise UsageError(_sentence(error, list(cls.model_fields))) from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        return cls.of(**json.loads(text))
+
+    def to_json(self) -> str:
+        """All fields, for a file."""
+        return self.model_dump_json(indent=2)
+
+    def replace(self, **fields: Any) -> Self:
+        """The same spec with some fields changed, checked again."""
+        return type(self).of(**{**self.model_dump(), **fields})
+
+    @property
+    def id(self) -> str:
+        """Eight digits that are the same for the same content.
+
+        Fields at their defaults are left out, so that a field added in a later version changes no old id.
+        """
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def division(self) -> str:
+        """Law 1 in one line: `batch 512 = 2 workers x 128 x 2 accumulated`."""
+        if self.batch is None:
+            return f"{self.workers} workers"
+        parts = self.workers * self.accumulate
+        least, rest = divmod(self.batch, parts)
+        share = f"{least}" if not rest else f"{least} or {least + 1}"
+        accumulated = f" x {self.accumulate} accumulated" if self.accumulate > 1 else ""
+        return f"batch {self.batch} = {self.workers} worker{'s'[: self.workers > 1]} x {share}{accumulated}"
+
+    def differences(self, other: RunSpec) -> list[str]:
+        """What it takes to come from this spec to the other: `batch 256 -> 512`."""
+        before, after = self._flat(), other._flat()
+        pairs = (
+            (name, before.get(name, _NOT_SET), after.get(name, _NOT_SET))
+            for name in sorted({**before, **after})
+        )
+        return [f"{name} {_plain(old)} -> {_plain(new)}" for name, old, new in pairs if old != new]
+
+    def _flat(self) -> dict[str, str]:
+        """Every setting under one name, its value as JSON (where 1, 1.0 and true are three things)."""
+        fields = self.model_dump(mode="json", exclude=set(self.incidental))
+        options = {f"option {key}": value for key, value in fields.pop("options").items()}
+        recipe = {f"recipe.{key}": value for key, value in fields.pop("recipe_options").items()}
+        return {name: json.dumps(value) for name, value in {**fields, **options, **recipe}.items()}
+
+
+_NOT_SET = "not set"
+
+
+def _plain(value: str) -> str:
+    return "none" if value == "null" else value.strip('"').removesuffix(".0")
+
+
+def _sentence(error: ValidationError, known: list[str]) -> str:
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "spec"
+    if first["type"] == "extra_forbidden":
+        return f"a run has no setting {name!r} ({choices(name, known)})"
+    if first["type"] == "missing":
+        return f"a run needs a {name}"
+    if first["type"] == "value_error":
+        return f"{name} {first['ctx']['error']}"
+    reason = first["msg"].lower().removeprefix("input ").split(",")[0]
+    return f"{name} {reason}, got {first['input']!r}"

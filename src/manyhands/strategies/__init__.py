@@ -1,0 +1,9 @@
+"""How the work is divided: one file a strategy, one row each here."""
+
+from manyhands.axes import Member
+
+STRATEGIES: dict[str, Member] = {
+    "single": Member(
+        "manyhands.strategies.single:Single", "one worker does everything: what the others are judged by"
+    ),
+}

@@ -1,0 +1,48 @@
+"""One worker does everything: the strategy that every other is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import final
+
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from manyhands.data.base import Batch
+from manyhands.recipes import optimizers
+from manyhands.strategies import state
+from manyhands.strategies.base import Setup
+
+
+@final
+class Single:
+    """Forward and backward a micro-batch at a time, then one update."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.model = setup.model
+        self._compute = setup.compute
+        self._clip = setup.recipe.clip
+        self._optimizer = optimizers.build(
+            setup.recipe, self.model.named_parameters(), optimizers.undecayed(self.model)
+        )
+
+    def step(self, micro_batches: Iterable[Batch], total: int, lr: float) -> float:
+        """Sum the micro-batches' weighted gradients, which is the global batch's mean gradient."""
+        mean = 0.0
+        for batch in micro_batches:
+            loss = self._compute.forward(self.model, batch, weight=batch.size / total)
+            self._compute.backward(loss)
+            mean += loss.item()
+        if self._clip is not None:
+            clip_grad_norm_(self.model.parameters(), self._clip)
+        optimizers.set_rate(self._optimizer, lr)
+        self._compute.update(self._optimizer)
+        return mean
+
+    def state(self) -> dict[str, Tensor]:
+        """The model's and the optimiser's tensors."""
+        return state.pack(self.model, self._optimizer)
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put them back."""
+        state.unpack(tensors, self.model, self._optimizer)

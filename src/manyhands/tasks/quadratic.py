@@ -1,0 +1,87 @@
+"""The closed-form oracle: a quadratic whose minimiser and every SGD iterate can be computed by hand.
+
+Sample i pulls the parameters w towards a point a_i with the stiffness h of each coordinate:
+
+    loss_i(w) = 1/2 sum_j h_j (w_j - a_ij)^2   so   w* = mean of a_i,   a batch's gradient = h (w - mean a_i)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from manyhands.data.arrays import ArrayData
+from manyhands.data.order import key
+from manyhands.errors import UsageError
+from manyhands.tasks.base import Defaults, Metric, Task
+
+Array = npt.NDArray[np.float64]
+
+
+class Displacement(nn.Module):
+    """The parameters minus a sample: what the loss squares."""
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dimensions))
+
+    def forward(self, points: Tensor) -> Tensor:
+        """How far the parameters are from each point."""
+        return self.weight - points
+
+
+def points(n: int, dimensions: int) -> Array:
+    """The samples a_i: always the same for the same sizes."""
+    generator = np.random.Generator(np.random.Philox(key=key(n, dimensions)))
+    return 1.0 + generator.standard_normal((n, dimensions))
+
+
+def stiffness(dimensions: int, condition: float) -> Array:
+    """h_j from 1/condition to 1, spaced evenly in the logarithm."""
+    return np.logspace(-math.log10(condition), 0.0, dimensions)
+
+
+def sgd_iterates(batches: list[Array], h: Array, rates: list[float], momentum: float = 0.0) -> list[Array]:
+    """The parameters after each step of SGD from zero, by the formula alone (no torch, no trainer)."""
+    w, v, path = np.zeros_like(h), np.zeros_like(h), []
+    for batch, rate in zip(batches, rates, strict=True):
+        v = momentum * v + h * (w - batch.mean(axis=0))
+        w = w - rate * v
+        path.append(w)
+    return path
+
+
+def quadratic(*, n: int = 1000, dimensions: int = 10, condition: float = 10.0) -> Task:
+    """A quadratic bowl over n random points: its minimiser is their mean."""
+    if n < 1 or dimensions < 1 or not condition >= 1:
+        raise UsageError(
+            f"quadratic needs n and dimensions of at least 1 and a condition of at least 1, "
+            f"got n = {n}, dimensions = {dimensions}, condition = {condition:g}"
+        )
+    samples = torch.from_numpy(points(n, dimensions))
+    h = torch.from_numpy(stiffness(dimensions, condition))
+    best = samples.mean(dim=0)
+
+    def loss(displacement: Tensor, _: Tensor) -> Tensor:
+        return 0.5 * (h.to(displacement) * displacement.square()).sum(dim=1).mean()
+
+    def excess(displacement: Tensor, own: Tensor) -> Tensor:
+        # loss_i(w) - loss_i(w*); its mean over all samples is 1/2 (w - w*)^T h (w - w*)
+        least = 0.5 * (h * (best - samples[own.cpu()]).square()).sum(dim=1)
+        return 0.5 * (h * displacement.double().cpu().square()).sum(dim=1) - least
+
+    data = ArrayData(samples, torch.arange(n))
+    return Task(
+        name="quadratic",
+        model=lambda: Displacement(dimensions),
+        train=data,
+        test=data,
+        loss=loss,
+        metric=Metric(name="excess loss", scores=excess, higher_is_better=False),
+        target=1e-3,
+        defaults=Defaults(batch=100, epochs=20, recipe="constant", recipe_options={"lr": 0.2}),
+    )

@@ -1,0 +1,131 @@
+"""One worker's loop: read, step, evaluate at milestones, save, until a budget or the target ends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+from manyhands.clock import Clock
+from manyhands.errors import DivergedError
+from manyhands.feed import Feed, evaluate
+from manyhands.record import Observer, StepRecord
+from manyhands.spec import RunSpec
+from manyhands.stopping import Stop
+from manyhands.strategies.base import Worker
+
+Ending = Literal["finished", "target", "interrupted"]
+
+
+@dataclass
+class Position:
+    """How far a run has come; saved with every checkpoint."""
+
+    step: int = 0
+    samples: int = 0
+    loss: float = math.nan
+    metric: float | None = None
+    best_metric: float | None = None
+    target_samples: int | None = None
+    target_seconds: float | None = None
+    resumed: int = 0
+
+
+@dataclass
+class Trainer:
+    """Everything one worker needs, already built. The spec is resolved: nothing in it is left to the task."""
+
+    spec: RunSpec
+    worker: Worker
+    schedule: Callable[[int], float]  # samples seen -> learning rate
+    feed: Feed
+    clock: Clock
+    observers: list[Observer]
+    save: Callable[[Position], None]
+    stop: Stop
+
+    def run(self, here: Position) -> Ending:
+        """Train from here until something ends it, and say what."""
+        clock = self.clock
+        saved = clock.seconds
+        ending = self.ending(here)
+        with closing(self.feed.read(here.samples)) as reader:
+            while ending is None:
+                batch = next(reader)
+                lr = self.schedule(here.samples)
+                here.loss = self.worker.step(batch.micro_batches, batch.size, lr)
+                here.step, here.samples = here.step + 1, here.samples + batch.size
+                if not math.isfinite(here.loss):
+                    raise diverged(here, lr)
+                ending = self.ending(here)
+                test_loss = None
+                if ending == "finished" or self.milestone(here.samples, batch.size):
+                    test_loss = self.evaluate(here)
+                    ending = ending or self.ending(here)
+                metric = here.metric if test_loss is not None else None
+                seconds, phases = clock.training_seconds, clock.lap()
+                self.tell(
+                    StepRecord(
+                        here.step,
+                        batch.epoch,
+                        here.samples,
+                        here.loss,
+                        lr,
+                        seconds,
+                        phases,
+                        metric,
+                        test_loss,
+                    )
+                )
+                if ending is not None or clock.seconds - saved >= self.spec.checkpoint_every:
+                    with clock.phase("checkpoint"):
+                        self.save(here)
+                    saved = clock.seconds
+        return ending
+
+    def ending(self, here: Position) -> Ending | None:
+        """What ends the run here, if anything does."""
+        spec = self.spec
+        if self.stop.signal is not None:
+            return "interrupted"
+        if spec.stop_at_target and here.target_samples is not None:
+            return "target"
+        spent = (
+            here.samples >= self.feed.horizon(spec)
+            or (spec.samples is not None and here.samples >= spec.samples)
+            or (spec.seconds is not None and self.clock.training_seconds >= spec.seconds)
+        )
+        return "finished" if spent else None
+
+    def milestone(self, samples: int, size: int) -> bool:
+        """Whether the last `size` samples crossed a multiple of `evaluate_every` epochs."""
+        interval = max(1, round(self.spec.evaluate_every * self.feed.order.n))
+        return samples // interval > (samples - size) // interval
+
+    def evaluate(self, here: Position) -> float:
+        """Note the metric on the whole test set, and whether it reaches the target; return the test loss."""
+        metric, target = self.feed.task.metric, self.spec.target
+        assert target is not None
+        seconds = self.clock.training_seconds
+        with self.clock.phase("evaluation"):
+            here.metric, loss = evaluate(self.worker.model, self.feed)
+        if here.best_metric is None or metric.reached(here.metric, here.best_metric):
+            here.best_metric = here.metric
+        if here.target_samples is None and metric.reached(here.metric, target):
+            here.target_samples, here.target_seconds = here.samples, seconds
+        return loss
+
+    def tell(self, record: StepRecord) -> None:
+        """Tell everyone who follows the run."""
+        for observer in self.observers:
+            observer.stepped(record)
+
+
+def diverged(here: Position, lr: float) -> DivergedError:
+    """The sentence for a loss that is no number any more."""
+    return DivergedError(
+        f"the loss became {here.loss:g} at step {here.step:,} ({here.samples:,} samples seen), with learning "
+        f"rate {lr:.4g}; try a smaller --lr or a longer warm-up"
+    )

@@ -1,0 +1,66 @@
+"""Numbers as a person reads them: one way to write each kind, everywhere."""
+
+from __future__ import annotations
+
+
+def count(number: float, unit: str = "") -> str:
+    """`60,000 images`."""
+    return f"{number:,.0f} {unit}".strip()
+
+
+def plural(number: float, unit: str) -> str:
+    """`1 worker`, `2 workers`, `0.5 epochs`."""
+    return f"{number:,g} {unit}" if number == 1 else f"{number:,g} {unit}s"
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """`61 %`."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def score(value: float | None, name: str) -> str:
+    """A metric's value: an accuracy in per cent, anything else with four digits."""
+    if value is None:
+        return "-"
+    return percent(value, 2) if name == "accuracy" else f"{value:.4g}"
+
+
+def threshold(value: float, name: str) -> str:
+    """A metric's target, written no longer than it was given: `98.5 %`."""
+    return f"{round(100 * value, 6):g} %" if name == "accuracy" else f"{value:g}"
+
+
+def duration(seconds: float) -> str:
+    """`57 s`, `3 min 20 s`, `2 h 5 min`; below ten seconds with one decimal, below a tenth in `ms`."""
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    minutes = whole // 60
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+def size(number: float) -> str:
+    """Bytes: `57 MB`, `24 GiB` is written by whoever means powers of two."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def rate(number: float, unit: str = "samples") -> str:
+    """`1,730 images/s`."""
+    return f"{number:,.0f} {unit}/s" if number >= 10 else f"{number:.2g} {unit}/s"
+
+
+def where_the_time_went(phases: dict[str, float]) -> str:
+    """`backward 61 %, forward 31 %, ...`: the phases by size, those below half a per cent left out."""
+    total = sum(phases.values()) or 1.0
+    parts = sorted(((value / total, name) for name, value in phases.items()), reverse=True)
+    return ", ".join(f"{name} {percent(share)}" for share, name in parts if share >= 0.005)

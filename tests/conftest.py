@@ -1,0 +1,52 @@
+"""Shared by all tests: a folder of one's own, and the command line called as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Examples on a shared machine take as long as they take.
+settings.register_profile("manyhands", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("manyhands")
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+class Answer:
+    """What a command line answered."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def manyhands(tmp_path: Path) -> Callable[..., Answer]:
+    """Run `manyhands ...` in a child, in an empty folder."""
+
+    def call(*words: str, cwd: Path = tmp_path, **environment: str) -> Answer:
+        done = subprocess.run(
+            [sys.executable, "-m", "manyhands", *words],
+            cwd=cwd,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return Answer(done)
+
+    return call
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
