@@ -5,11 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from annotated_types import Ge, Gt, Lt
 from pydantic import TypeAdapter, ValidationError
 
 from manyhands.errors import UsageError, choices, unknown
+
+# types for the options of a builder: what they allow is checked before it is called
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
 
 
 class Member(NamedTuple):
@@ -66,7 +72,7 @@ def _convert(owner: str, option: Option, value: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].lower().removeprefix("input should be ")
+        reason = error.errors()[0]["msg"].lower().removeprefix("input should be ").split(",")[0]
         raise UsageError(f"{owner}: option {option.name} = {value!r} is not {reason}") from None
 
 

@@ -123,7 +123,8 @@ class RunFolder:
             text = (self.path / name).read_text()
             json.loads(text)
         except OSError as error:
-            raise UsageError(f"{self.path} holds no run: {name}: {(error.strerror or '').lower()}") from None
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"{self.path} holds no run ({name}: {reason})") from None
         except ValueError as error:
             raise ManyhandsError(f"{self.path / name} is damaged: {error}") from None
         return text

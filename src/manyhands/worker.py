@@ -72,6 +72,7 @@ def resolve(spec: RunSpec) -> RunSpec:
             "(workers x accumulate): some would have no sample"
         )
     make_recipe(resolved, task)
+    _device(resolved.device)
     return resolved
 
 

@@ -92,6 +92,12 @@ def _print_member(name: str, json: bool) -> None:
         print(f"  --set {key + '=':<{width + 1}}  {kind}, default {_default(default)}")
 
 
+def _limit(limit: Any) -> str:
+    signs = {"Ge": ">=", "Gt": ">", "Le": "<=", "Lt": "<"}
+    name = type(limit).__name__
+    return f"{signs.get(name, name)} {getattr(limit, name.lower(), '')}".strip()
+
+
 def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(f"{part:.3g}" for part in value)
@@ -99,6 +105,8 @@ def _default(value: Any) -> str:
 
 
 def _type(kind: Any) -> str:
+    if hasattr(kind, "__metadata__"):  # Annotated: the type, then what it allows
+        return f"{_type(kind.__origin__)} {', '.join(map(_limit, kind.__metadata__))}"
     choices = getattr(kind, "__args__", ())
     if str(kind).startswith("typing.Literal"):
         return " | ".join(map(str, choices))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from manyhands.axes import Count
 from manyhands.data.arrays import ArrayData
 from manyhands.data.order import shuffle
 from manyhands.tasks.base import Defaults, Scale, Task
 from manyhands.tasks.models.mlp import mlp
 
 
-def digits_mlp(*, width: int = 64) -> Task:
+def digits_mlp(*, width: Count = 64) -> Task:
     """1,797 images of 8x8 pixels, a fifth of them for the test; one hidden layer."""
     from sklearn.datasets import load_digits
 

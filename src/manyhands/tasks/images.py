@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch.nn import functional
 
+from manyhands.axes import Count, Fraction
 from manyhands.data.folders import find_classes, find_split
 from manyhands.data.images import ImageFolder
 from manyhands.data.transforms import (
@@ -31,8 +32,8 @@ def blood_vgg19(
     data: str = "",
     size: int = 224,
     norm: bool = True,
-    dropout: float = 0.5,
-    hidden: int = 4096,
+    dropout: Fraction = 0.5,
+    hidden: Count = 4096,
     decoders: int = 0,
     skip_unreadable: bool = False,
 ) -> Task:

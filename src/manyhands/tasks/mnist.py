@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from manyhands.axes import Count, Fraction, Positive
 from manyhands.data import sets
 from manyhands.tasks.base import Defaults, Scale, Task
 from manyhands.tasks.models.cnn import cnn
@@ -17,12 +18,12 @@ from manyhands.tasks.models.resnet import small_resnet
 _SCALES = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 
 
-def mnist_mlp(*, width: int = 1024) -> Task:
+def mnist_mlp(*, width: Count = 1024) -> Task:
     """784-1024-1024-10 (1,863,690 parameters)."""
     return _task("mnist-mlp", "mnist", lambda: mlp([784, width, width, 10]), target=0.98, lr=0.1)
 
 
-def mnist_cnn(*, width: float = 1.0, dropout: float = 0.0) -> Task:
+def mnist_cnn(*, width: Positive = 1.0, dropout: Fraction = 0.0) -> Task:
     """Two 3x3 convolutions 32/64, a pool, 128, 10 (1,199,882 parameters)."""
     return _task("mnist-cnn", "mnist", lambda: cnn(10, width, dropout), target=0.985, lr=0.05)
 
@@ -38,7 +39,7 @@ def mnist_resnet(*, depth: int = 8, width: int = 1) -> Task:
     )
 
 
-def fashion_cnn(*, width: float = 1.0, dropout: float = 0.25) -> Task:
+def fashion_cnn(*, width: Positive = 1.0, dropout: Fraction = 0.25) -> Task:
     """The network of mnist-cnn on photographs of clothes."""
     return _task(
         "fashion-cnn", "fashion-mnist", lambda: cnn(10, width, dropout), target=0.91, lr=0.05, epochs=8

@@ -8,15 +8,17 @@ Sample i pulls the parameters w towards a point a_i with the stiffness h of each
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
+from manyhands.axes import Count
 from manyhands.data.arrays import ArrayData
 from manyhands.data.order import key
-from manyhands.errors import UsageError
 from manyhands.tasks.base import Defaults, Metric, Task
 
 Array = npt.NDArray[np.float64]
@@ -55,13 +57,8 @@ def sgd_iterates(batches: list[Array], h: Array, rates: list[float], momentum: f
     return path
 
 
-def quadratic(*, n: int = 1000, dimensions: int = 10, condition: float = 10.0) -> Task:
+def quadratic(*, n: Count = 1000, dimensions: Count = 10, condition: Annotated[float, Ge(1)] = 10.0) -> Task:
     """A quadratic bowl over n random points: its minimiser is their mean."""
-    if n < 1 or dimensions < 1 or not condition >= 1:
-        raise UsageError(
-            f"quadratic needs n and dimensions of at least 1 and a condition of at least 1, "
-            f"got n = {n}, dimensions = {dimensions}, condition = {condition:g}"
-        )
     samples = torch.from_numpy(points(n, dimensions))
     h = torch.from_numpy(stiffness(dimensions, condition))
     best = samples.mean(dim=0)

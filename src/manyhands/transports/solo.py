@@ -15,7 +15,7 @@ class Solo:
 
     rank = 0
     size = 1
-    peers_on_host = (0,)
+    peers_on_host: tuple[int, ...] = (0,)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over one rank."""

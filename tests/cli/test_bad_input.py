@@ -1,0 +1,215 @@
+"""Law 10: bad input is answered before work starts, in one sentence, with exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from conftest import Answer
+from manyhands import cli
+
+TASKS = (
+    "quadratic, digits-mlp, mnist-mlp, mnist-cnn, mnist-resnet, fashion-cnn, cifar-resnet, "
+    "blood-vgg19, imagenet-resnet50"
+)
+RECIPES = "constant, large-batch, lars, lamb"
+
+TABLE = {
+    "unknown task": (
+        "train mnist-cn --workers 0",
+        "workers must be at least 1, got 0",
+    ),
+    "unknown task, guessed": (
+        "train mnist-cn",
+        f"unknown task 'mnist-cn' (did you mean 'mnist-cnn'? known: {TASKS})",
+    ),
+    "unknown task, no guess": ("train xyz", f"unknown task 'xyz' (known: {TASKS})"),
+    "batch 0": ("train digits-mlp --batch 0", "batch must be at least 1, got 0"),
+    "batch above the data set": (
+        "train digits-mlp --batch 100000",
+        "batch 100,000 is larger than the 1,437 training samples of digits-mlp",
+    ),
+    "more parts than samples": (
+        "train digits-mlp --batch 4 --accumulate 5",
+        "batch 4 cannot be divided over 1 x 5 (workers x accumulate): some would have no sample",
+    ),
+    "negative rate": ("train digits-mlp --lr -0.1", "lr must be a positive number, got -0.1"),
+    "unknown option": (
+        "train digits-mlp --set widht=3",
+        "digits-mlp has no option 'widht' (did you mean 'width'? known: width)",
+    ),
+    "option of a wrong type": (
+        "train digits-mlp --set width=wide",
+        "digits-mlp: option width = 'wide' is not a valid integer",
+    ),
+    "option out of range": (
+        "train digits-mlp --set width=0",
+        "digits-mlp: option width = '0' is not greater than or equal to 1",
+    ),
+    "set without a value": ("train digits-mlp --set width", "--set takes KEY=VALUE, got 'width'"),
+    "set of an unknown axis": (
+        "train digits-mlp --set strategy.x=1",
+        "--set strategy.x=1: only options of the task (KEY) and of the recipe (recipe.KEY) can be set",
+    ),
+    "unknown recipe": (
+        "train digits-mlp --recipe larks",
+        f"unknown recipe 'larks' (did you mean 'lars'? known: {RECIPES})",
+    ),
+    "unknown strategy": (
+        "train digits-mlp --strategy singel",
+        "unknown strategy 'singel' (did you mean 'single'? known: single)",
+    ),
+    "single with two workers": (
+        "train digits-mlp --workers 2",
+        "strategy single has one worker, but workers is 2",
+    ),
+    "no such file": ("train nothing.py:task", "there is no file nothing.py"),
+    "a file without that task": (
+        "train mine.py:flowers",
+        "mine.py has no task 'flowers' (did you mean 'flower'? known: flower)",
+    ),
+    "a file without any task": ("train empty.py:flowers", "empty.py has no task 'flowers' (known: none)"),
+    "a file and no name": (
+        "train mine.py",
+        "mine.py is a file: say which task in it, as mine.py:NAME (known: flower)",
+    ),
+    "a file that does not import": (
+        "train broken.py:task",
+        "broken.py cannot be imported: ZeroDivisionError: division by zero",
+    ),
+    "a builder that makes no task": (
+        "train mine.py:flower",
+        "mine.py:flower made a str, not a manyhands Task",
+    ),
+    "a folder that is not there": (
+        "train blood-vgg19 --set data=nowhere",
+        "there is no folder nowhere",
+    ),
+    "no folder": (
+        "train blood-vgg19",
+        "blood-vgg19 needs a folder of images: --set data=FOLDER with FOLDER/train/CLASS/* "
+        "and FOLDER/test/CLASS/*",
+    ),
+    "an unreadable image": (
+        "train blood-vgg19 --set data=cells --set size=32",
+        "1 image of cells/train cannot be read: b/2.png; use --set skip_unreadable=true to leave out "
+        "what cannot be read",
+    ),
+    "an output folder that holds another run": (
+        "train quadratic --out held",
+        "held already holds a run (digits-mlp, a82d891a); continue it with --resume, or choose another --out",
+    ),
+    "an output folder with something else": (
+        "train quadratic --out cells",
+        "cells is not an empty folder and holds no run; choose another --out",
+    ),
+    "no CUDA": (
+        "train digits-mlp --device cuda",
+        "device cuda: this torch sees no CUDA device (known here: cpu)",
+    ),
+    "unknown tracker": (
+        "train digits-mlp --track tensorbord",
+        "unknown tracker 'tensorbord' (did you mean 'tensorboard'? known: tensorboard, mlflow)",
+    ),
+    "unknown command": ("trian digits-mlp", "No such command 'trian'. Did you mean 'train'?"),
+    "unknown flag": (
+        "train digits-mlp --bacth 3",
+        "No such option: --bacth (Possible options: --batch)",
+    ),
+    "show nothing": ("show nowhere", "nowhere holds no run (spec.json: no such file or directory)"),
+    "list nothing": (
+        "list tsks",
+        "unknown axis or member 'tsks' (did you mean 'tasks'? known: tasks, recipes, ",
+    ),
+    "a study that is not there": (
+        "study none.toml",
+        "cannot read the study none.toml: no such file or directory",
+    ),
+    "an unknown key in a study": (
+        "study wrong.toml",
+        "wrong.toml has no key 'gird' (did you mean 'grid'? known: name, fallback, grid)",
+    ),
+    "an unknown setting in a study": (
+        "study setting.toml",
+        "a run has no setting 'batches' (did you mean 'batch'? known: task, options, ",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the table complains about."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "mine.py").write_text('import manyhands as mh\n\ndef flower() -> mh.Task:\n    return "rose"\n')
+    (folder / "empty.py").write_text("number = 3\n")
+    (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "wrong.toml").write_text('[[gird]]\ntask = "quadratic"\n')
+    (folder / "setting.toml").write_text('[[grid]]\ntask = "quadratic"\nbatches = [1, 2]\n')
+    for split in ("train", "test"):
+        for kind in ("a", "b"):
+            (folder / "cells" / split / kind).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (40, 40), (number, 0, 0)).save(
+                    folder / "cells" / split / kind / f"{number}.png"
+                )
+    (folder / "cells/train/b/2.png").write_bytes(b"not an image")
+    (folder / "held").mkdir()
+    (folder / "held/spec.json").write_text('{"task": "digits-mlp", "batch": 64}')
+    return folder
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_bad_input(
+    case: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words, sentence = TABLE[case]
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path))
+    before = sorted(place.rglob("*"))
+    code = cli.answer(words.split())
+    out, err = capsys.readouterr()
+    assert err.startswith(f"error: {sentence}")
+    assert err.count("\n") == 1
+    assert err == f"error: {sentence}\n" or sentence.endswith(", ")
+    assert out == ""
+    assert code == 2
+    after = [path for path in sorted(place.rglob("*")) if "__pycache__" not in path.parts]
+    assert after == before, "nothing may be left behind"
+
+
+def test_an_unreadable_image_is_skipped_only_on_request(
+    place: Path, tmp_path: Path, manyhands: Callable[..., Answer]
+) -> None:
+    words = ["--set", "size=32", "--set", "hidden=8", "--set", "skip_unreadable=true"]
+    words += ["--batch", "2", "--epochs", "1", "--out", str(tmp_path / "run")]
+    answer = manyhands("train", "blood-vgg19", "--set", "data=cells", *words, cwd=place)
+    assert answer.code == 0
+    assert "left out 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
+    assert "5 images" in answer.err
+
+
+def test_a_fault_of_a_tasks_own_code_says_where(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+    """A bug is never shown as a bare traceback, and never hidden either."""
+    (tmp_path / "faulty.py").write_text(
+        "import torch, manyhands as mh\n"
+        "def faulty() -> mh.Task:\n"
+        "    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8))\n"
+        "    return mh.Task(name='faulty', model=lambda: torch.nn.Linear(4, 1), train=data, test=data,\n"
+        "                   loss=torch.nn.functional.mse_loss, target=0.0)\n"
+    )
+    answer = manyhands("train", "faulty.py:faulty", "--quiet", "--batch", "4")
+    assert answer.code == 1
+    assert answer.err.startswith(
+        "error: RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1) (at "
+    )
+    assert answer.err.count("\n") == 1
+    log = Path(answer.err.rpartition(" is in ")[2].strip().rstrip(")"))
+    assert "Traceback (most recent call last)" in log.read_text()
+    log.unlink()

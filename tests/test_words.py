@@ -1,0 +1,41 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyhands import words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.0412, "41 ms"),
+        (0.25, "0.2 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+def test_the_rest() -> None:
+    assert words.count(60000, "images") == "60,000 images"
+    assert [words.plural(n, "epoch") for n in (1, 2, 0.5)] == ["1 epoch", "2 epochs", "0.5 epochs"]
+    assert words.score(0.98765, "accuracy") == "98.77 %"
+    assert words.score(0.00123456, "excess loss") == "0.001235"
+    assert words.score(None, "accuracy") == "-"
+    assert words.threshold(0.985, "accuracy") == "98.5 %"
+    assert [words.size(n) for n in (999, 57_000_000, 2.5e9)] == ["999 B", "57 MB", "2.5 GB"]
+    assert words.rate(1730.4, "images") == "1,730 images/s"
+    assert words.rate(0.5) == "0.5 samples/s"
+    assert (
+        words.where_the_time_went({"backward": 6, "data": 0.01, "forward": 3})
+        == "backward 67 %, forward 33 %"
+    )
