@@ -17,5 +17,5 @@ def test_a_task_of_ones_own(manyhands: Callable[..., Answer]) -> None:
     assert answer.code == 0, answer.err
     record = json.loads(answer.out)
     assert record["metric"] >= record["target"]
-    assert record["spec"]["options"] == {"turns": "1.5"}
+    assert record["spec"]["options"] == {"turns": 1.5}
     assert record["run"].startswith("runs/spirals-")

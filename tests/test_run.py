@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import manyhands as mh
-from manyhands.errors import DivergedError, UsageError
+from manyhands.errors import CheckpointError, DivergedError, UsageError
 from manyhands.folder import RunFolder
 from manyhands.record import StepRecord
 from manyhands.spec import RunSpec
@@ -77,6 +77,23 @@ def test_what_the_task_decides_is_written_down(here: Path) -> None:
 def test_a_tasks_rate_is_only_for_the_optimiser_it_was_found_with(here: Path) -> None:
     adam = train("digits-mlp", epochs=1, recipe_options={"optimizer": "adam"})
     assert (adam.recipe["lr"], adam.recipe["decay"]) == (0.001, "cosine")
+
+
+def test_text_and_numbers_make_the_same_spec(here: Path) -> None:
+    """`--set n=500 --set recipe.lr=0.1` is options={"n": 500}, lr=0.1."""
+    text = train(epochs=1, options={"n": "500"}, recipe_options={"lr": "0.1"})
+    numbers = train(epochs=1, options={"n": 500}, lr=0.1)
+    assert text.id == numbers.id
+    assert text.spec.options == {"n": 500}
+
+
+def test_an_edited_task_file_is_read_again(here: Path) -> None:
+    """In a notebook one edits and trains again in one process."""
+    source = (Path(__file__).parents[1] / "examples/spirals.py").read_text()
+    (here / "mine.py").write_text(source)
+    assert train("mine.py:spirals", epochs=1).train_samples == 4000
+    (here / "mine.py").write_text(source.replace("n: int = 4000", "n: int = 5000"))
+    assert train("mine.py:spirals", epochs=1).train_samples == 5000
 
 
 def test_schedules_are_functions_of_samples(here: Path) -> None:
@@ -190,6 +207,28 @@ class TestResume:
     def test_where_there_is_nothing_it_begins(self, here: Path) -> None:
         assert train(epochs=1, resume=True, out=here / "new").resumed == 0
 
+    def test_another_optimiser_begins_without_memory(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        train("digits-mlp", samples=1000, out=here / "run")
+        options = {"optimizer": "adamw"}
+        changed = {"recipe_options": options, "samples": 2000, "allow_changes": True, "quiet": False}
+        assert train(str(here / "run"), resume=True, **changed).samples >= 2000
+        assert "the optimiser was sgd and is adamw: it begins without memory\n" in capsys.readouterr().err
+
+    def test_another_model_is_refused_and_nothing_is_changed(self, here: Path) -> None:
+        before = train("digits-mlp", epochs=1, out=here / "run")
+        with pytest.raises(CheckpointError, match=r"^the checkpoint is of another model: model/1.weight is "):
+            train(str(here / "run"), resume=True, options={"width": 8}, allow_changes=True)
+        assert mh.load(here / "run") == before
+        assert RunFolder(here / "run").spec() == before.spec
+
+    def test_a_folder_that_holds_no_run(self, here: Path) -> None:
+        with pytest.raises(
+            UsageError, match=r"^runs/none holds no run \(spec.json: no such file or directory\)$"
+        ):
+            train("runs/none", resume=True)
+
     def test_how_often_it_is_saved_may_change(self, here: Path) -> None:
         first = train(epochs=1, out=here / "run")
         assert train(epochs=1, out=here / "run", resume=True, checkpoint_every=5).id == first.id
@@ -211,7 +250,8 @@ class TestFolder:
             train(out=here / "run")
 
     def test_a_run_without_result_says_how_to_go_on(self, here: Path) -> None:
-        RunFolder(here / "run").create(RunSpec.of(task="quadratic"))
+        RunFolder(here / "run").create()
+        RunFolder(here / "run").write_spec(RunSpec.of(task="quadratic"))
         with pytest.raises(
             UsageError, match=r"^run has no result yet; continue it with: manyhands train --resume run$"
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -73,13 +74,12 @@ class RunFolder:
         whole = lines[:-1]  # what follows the last line end is empty, or torn
         return [StepRecord.from_json(line) for line in whole if line]
 
-    def create(self, spec: RunSpec) -> None:
+    def create(self) -> None:
         """Make the folder of a new run."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        self.write_spec(spec)
 
     def write_spec(self, spec: RunSpec) -> None:
         """Write down what is run here."""
@@ -167,13 +167,11 @@ class Journal:
         """Nothing: notices are for people."""
 
     def close(self) -> None:
-        """Close the file; on a full disk the lines that did not fit are lost, what stands there is not."""
+        """Close the file; that the disk is full was said by `flush`, which comes before every good end."""
         if self._file is not None:
-            file, self._file = self._file, None
-            try:
-                file.close()
-            except OSError as error:
-                raise cannot_write(self._path, error) from error
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
 
 
 def _pretty(text: str) -> bytes:

@@ -45,7 +45,7 @@ def train(
     settings = with_rate(settings, lr)
     observers: list[Observer] = [progress.Silent() if quiet else progress.for_people()]
     observers += [tracking.member(name) for name in track]
-    if resume and RunFolder(Path(task)).exists():
+    if resume and task not in TASKS and ".py" not in task:
         return resume_folder(Path(task), settings, allow_changes=allow_changes, observers=observers)
     spec = RunSpec.of(task=task, **settings)
     return run(
@@ -123,8 +123,7 @@ def _choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
         if not folder.exists() and out.exists() and (not out.is_dir() or any(_visible(out))):
             raise UsageError(f"{out} is not an empty folder and holds no run; choose another --out")
         return out
-    name = spec.task.rpartition(":")[2] if ".py" in spec.task else spec.task
-    first = RUNS / f"{name}-{spec.id}"
+    first = RUNS / spec.name
     numbered = itertools.chain([first], (first.with_name(f"{first.name}-{k}") for k in itertools.count(2)))
     taken = list(itertools.takewhile(lambda path: path.exists(), numbered))
     if resume and taken:
@@ -161,9 +160,9 @@ def _carry_out(
                     observer.notice(f"{folder.path} is already finished")
                     observer.ended(record)
                 return record
-            folder.write_spec(spec)
         else:
-            folder.create(spec)
+            folder.create()
+            folder.write_spec(spec)
         launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
         job = Job(spec, folder.path, resume, accept)
         records: list[RunRecord] = launcher.launch(work, spec.workers, job, list(observers))

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from manyhands.errors import UsageError, choices
 
-Scalar = bool | int | float | str | None
-
 
 class RunSpec(BaseModel):
     """Everything that decides what a run computes. `None` means: the task decides.
@@ -24,7 +22,7 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     task: str
-    options: dict[str, Scalar] = {}
+    options: dict[str, Any] = {}
     strategy: str = "single"
     transport: str = "solo"
     launcher: str = "inline"
@@ -114,6 +112,11 @@ class RunSpec(BaseModel):
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """A folder's name for it: `mnist-cnn-7f3a2b1c`, or `spirals-0b1c2d3e` for a file.py:spirals."""
+        return f"{self.task.rpartition(':')[2]}-{self.id}"
 
     @property
     def division(self) -> str:

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from manyhands import axes, environment
-from manyhands.checkpoint import Checkpoints, random_state, restore_random_state, separate
+from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
 from manyhands.clock import Clock
 from manyhands.data.order import Order, Share
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError, UsageError
@@ -54,10 +55,16 @@ def resolve(spec: RunSpec) -> RunSpec:
     """Fill in what the spec leaves to the task, and check it against the data."""
     task = find.build(spec.task, spec.options)
     defaults = task.defaults
+    recipe = spec.recipe or defaults.recipe
     resolved = spec.replace(
+        # options in their own types: `--set width=2` and {"width": 2} are one spec
+        options=axes.parse(spec.task, find.builder(spec.task), spec.options),
+        recipe=recipe,
+        recipe_options=axes.parse(
+            f"recipe {recipe}", axes.member("recipe", RECIPES, recipe), spec.recipe_options
+        ),
         batch=spec.batch or defaults.batch,
         epochs=spec.epochs or defaults.epochs,
-        recipe=spec.recipe or defaults.recipe,
         target=task.target if spec.target is None else spec.target,
     )
     assert resolved.batch is not None
@@ -130,21 +137,26 @@ class Session:
 
     def run(self) -> RunRecord:
         """Train, and write down how it ended, whichever way."""
+        try:
+            return self._run()
+        except StorageError as error:
+            raise StorageError(f"{error}; {self._how_to_go_on()}") from error
+        finally:
+            self.journal.close()
+
+    def _run(self) -> RunRecord:
+        self.folder.write_spec(self.spec)
         self.folder.write_environment(self.environment)
         start = self._start()
         for observer in self.observers:
             observer.started(start)
         try:
             ending = self.trainer.run(self.here)
-            self.journal.flush()
         except DivergedError as error:
             self.journal.flush()
             self._finish("diverged", str(error))
             raise
-        except StorageError as error:
-            raise StorageError(f"{error}; {self._how_to_go_on()}") from error
-        finally:
-            self.journal.close()
+        self.journal.flush()
         if ending == "interrupted":
             number = self.trainer.stop.signal or signal.SIGINT
             name = signal.Signals(number).name
@@ -175,7 +187,7 @@ class Session:
             return Position()
         here = Position(**saved.state["position"])
         here.resumed += 1
-        self.worker.load_state(saved.tensors)
+        self.worker.load_state(self._usable(saved))
         restore_random_state(saved.tensors, saved.state["random"])
         self.folder.keep_steps(here.step)
         self.clock.start(saved.state["clock"])
@@ -183,10 +195,23 @@ class Session:
             self._save(here)  # from here on it is the changed spec's
         return here
 
+    def _usable(self, saved: Checkpoint) -> dict[str, Tensor]:
+        """A checkpoint's tensors, less those of an optimiser that is no longer used."""
+        before, now = saved.state["optimizer"], self.recipe.optimizer
+        if before == now:
+            return saved.tensors
+        self._say(f"the optimiser was {before} and is {now}: it begins without memory")
+        return {name: tensor for name, tensor in saved.tensors.items() if not name.startswith("optimizer/")}
+
     def _save(self, here: Position) -> None:
         self.journal.flush()
         tensors, numbers = random_state()
-        state = {"position": asdict(here), "clock": self.clock.totals, "random": numbers}
+        state = {
+            "position": asdict(here),
+            "clock": self.clock.totals,
+            "random": numbers,
+            "optimizer": self.recipe.optimizer,
+        }
         self.checkpoints.save(here.step, {**self.worker.state(), **tensors}, state)
 
     def _write_model(self) -> None:

@@ -55,4 +55,4 @@ def title(spec: RunSpec) -> str:
 
 def _cell(spec: RunSpec, out: Path, observer: Observer) -> RunRecord:
     # Named by the spec as it was asked for, so that the folder is found again without building the task.
-    return run(spec, out=out / f"{spec.task}-{spec.id}", resume=True, observers=[observer])
+    return run(spec, out=out / spec.name, resume=True, observers=[observer])

@@ -36,11 +36,13 @@ def builder(name: str) -> Callable[..., Task]:
 
 def build(name: str, options: Mapping[str, Any]) -> Task:
     """Make a task; the last one made is kept, so that a second run of it in one process starts at once."""
-    return _build(name, json.dumps(dict(options), sort_keys=True))
+    file = Path(name.rpartition(":")[0]).expanduser()
+    changed = file.stat().st_mtime_ns if ".py:" in name and file.is_file() else 0
+    return _build(name, json.dumps(dict(options), sort_keys=True), changed)
 
 
 @lru_cache(maxsize=1)
-def _build(name: str, options: str) -> Task:
+def _build(name: str, options: str, changed: int) -> Task:
     make = builder(name)
     task = make(**axes.parse(name, make, json.loads(options)))
     if not isinstance(task, Task):

@@ -1,0 +1,81 @@
+"""README and guide are true: their commands run, their paths exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+PAGES = ("README.md", "docs/guide.md")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to run them in, with what they refer to."""
+    place = tmp_path_factory.mktemp("docs")
+    for name in ("examples", "studies"):
+        (place / name).symlink_to(ROOT / name)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line],
+)
+def test_commands_run(line: str, folder: Path) -> None:
+    if line.startswith("make "):
+        assert re.search(rf"^{line.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    assert line.startswith("manyhands ")
+    words = [sys.executable, "-m", *line.split()]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("code", [block for page in PAGES for block in blocks(page, "python")])
+def test_python_runs(code: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_tree_of_the_readme_exists() -> None:
+    (tree,) = re.findall(r"^```\n(src.*?)```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    inside = Path()
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            inside = Path(name)
+        path = inside / name if line.startswith(" ") else inside
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "docs/design.md", "benchmarks/README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+        if not target.startswith("http"):
+            assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_example_in_the_readme_has_four_lines() -> None:
+    (code,) = blocks("README.md", "python")
+    assert len(code.splitlines()) == 4
+
+
+def test_the_guide_lists_every_task() -> None:
+    from manyhands.tasks import TASKS
+
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "docs/guide.md").read_text(), re.MULTILINE)
+    assert rows == list(TASKS)
