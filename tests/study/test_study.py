@@ -92,6 +92,20 @@ def test_a_failed_cell_does_not_stop_the_rest(tmp_path: Path, manyhands: Callabl
     assert rows[2].split()[3] == "50"
 
 
+def test_a_cell_that_diverges_is_a_result(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+    (tmp_path / "s.toml").write_text(
+        "[[grid]]\ntask = 'quadratic'\nepochs = 1\nrecipe_options = [{lr = 1e30}, {lr = 0.2}]\n"
+    )
+    answer = manyhands("study", "s.toml")
+    assert answer.code == 0, answer.err
+    rows = answer.out.strip().splitlines()
+    assert rows[1].split()[5] == "diverged"
+    assert "the loss became inf at step 2" in answer.err
+    again = manyhands("study", "s.toml")
+    assert again.out == answer.out
+    assert "step 2" not in again.err, "it is not run again"
+
+
 def test_where_the_data_cannot_be_had_the_fallback_is_used(
     tmp_path: Path, manyhands: Callable[..., Answer]
 ) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from manyhands.errors import DataUnavailableError, InterruptedRunError, ManyhandsError
+from manyhands.errors import DataUnavailableError, DivergedError, InterruptedRunError, ManyhandsError
+from manyhands.folder import RunFolder
 from manyhands.record import Observer, RunRecord
 from manyhands.run import run
 from manyhands.spec import RunSpec
@@ -54,5 +55,15 @@ def title(spec: RunSpec) -> str:
 
 
 def _cell(spec: RunSpec, out: Path, observer: Observer) -> RunRecord:
+    folder = RunFolder(out / spec.name)
+    record = folder.record()
+    if record is not None and record.status == "diverged":
+        return record  # a result as good as any: it would diverge again
     # Named by the spec as it was asked for, so that the folder is found again without building the task.
-    return run(spec, out=out / spec.name, resume=True, observers=[observer])
+    try:
+        return run(spec, out=folder.path, resume=True, observers=[observer])
+    except DivergedError as error:
+        observer.notice(str(error))
+        record = folder.record()
+        assert record is not None
+        return record

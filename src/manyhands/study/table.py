@@ -18,6 +18,7 @@ class Row(NamedTuple):
     strategy: str
     workers: int
     batch: int
+    status: str
     samples_per_second: float
     target: float
     target_seconds: float | None
@@ -34,6 +35,7 @@ def row(record: RunRecord) -> Row:
         spec.strategy,
         spec.workers,
         spec.batch or 0,
+        record.status,
         record.samples_per_second,
         record.target,
         record.target_seconds,
@@ -54,7 +56,6 @@ def draw(cells: list[Cell]) -> list[str]:
             )
             continue
         numbers = row(cell.record)
-        reached = "not reached" if numbers.target_seconds is None else words.duration(numbers.target_seconds)
         lines.append(
             (
                 numbers.task,
@@ -62,7 +63,7 @@ def draw(cells: list[Cell]) -> list[str]:
                 str(numbers.workers),
                 f"{numbers.batch:,}",
                 f"{numbers.samples_per_second:,.0f}",
-                f"{reached} ({words.threshold(numbers.target, numbers.metric_name)})",
+                _to_target(numbers),
                 "" if numbers.target_samples is None else f"{numbers.target_samples:,}",
                 words.score(numbers.metric, numbers.metric_name),
             )
@@ -75,6 +76,13 @@ def draw(cells: list[Cell]) -> list[str]:
         ).rstrip()
         for line in lines
     ]
+
+
+def _to_target(numbers: Row) -> str:
+    if numbers.status == "diverged":
+        return "diverged"
+    reached = "not reached" if numbers.target_seconds is None else words.duration(numbers.target_seconds)
+    return f"{reached} ({words.threshold(numbers.target, numbers.metric_name)})"
 
 
 def answers(cells: list[Cell]) -> list[str]:
