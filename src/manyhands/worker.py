@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from manyhands import axes, environment
+from manyhands.allocator import kept_memory
 from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
 from manyhands.clock import Clock
 from manyhands.data.order import Order, Share
@@ -104,7 +105,7 @@ def work(place: Place, job: Job, observers: list[Observer]) -> RunRecord:
     """Be one worker of a run, from building the model to the record."""
     spec = job.spec
     threads = spec.threads or max(1, environment.cores() // spec.workers)
-    with _own_torch_state(threads), Stop() as stop:
+    with _own_torch_state(threads), kept_memory(), Stop() as stop:
         session = Session(place, job, observers, threads, stop)
         return session.run()
 

@@ -28,5 +28,5 @@ class ArrayData:
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
         """Gather each request; arrays are not augmented, so the seed changes nothing."""
         for request in requests:
-            index = torch.tensor(request.samples)
+            index = torch.from_numpy(request.samples.copy())  # the order itself is not to be written to
             yield Batch(self.inputs.index_select(0, index), self.targets.index_select(0, index))
