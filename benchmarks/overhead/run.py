@@ -102,7 +102,8 @@ def measure(case: Case, rounds: int, seconds: float) -> Row:
     task = find.build(f"{HERE / 'tasks.py'}:{case.task}", {})
     assert isinstance(task.train, manyhands.ArrayData)
     inputs, targets = task.preprocess.float()(task.train.inputs), task.train.targets
-    samples = min(len(targets), round(case.rate * seconds / case.batch) * case.batch)
+    steps = max(WARM_UP + 5, round(case.rate * seconds / case.batch))
+    samples = min(len(targets), steps * case.batch)
 
     def bare() -> list[float]:
         return bare_loop(inputs, targets, task.model(), case.batch, samples)
@@ -120,9 +121,9 @@ def measure(case: Case, rounds: int, seconds: float) -> Row:
     order = deque(sides)
     for _ in range(rounds):
         for name in order:
-            steps = sides[name]()[WARM_UP:]
-            rates[name].append(case.batch * len(steps) / sum(steps))
-            medians[name].append(statistics.median(steps))
+            times = sides[name]()[WARM_UP:]
+            rates[name].append(case.batch * len(times) / sum(times))
+            medians[name].append(statistics.median(times))
         order.rotate(1)
     best = {name: max(values) for name, values in rates.items()}
     ratios = [theirs / ours for ours, theirs in zip(medians["trainer"], medians["kept"], strict=True)]

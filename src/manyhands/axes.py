@@ -26,6 +26,7 @@ class Member(NamedTuple):
 
 
 Axis = Mapping[str, Member]
+Builder = Callable[..., Any]
 
 
 def member(what: str, axis: Axis, name: str) -> Any:
@@ -44,7 +45,7 @@ class Option(NamedTuple):
     default: Any
 
 
-def options(builder: Callable[..., Any]) -> dict[str, Option]:
+def options(builder: Builder) -> dict[str, Option]:
     """The options of a member: the keyword-only parameters of its builder."""
     signature = inspect.signature(builder, eval_str=True)
     return {
@@ -54,7 +55,7 @@ def options(builder: Callable[..., Any]) -> dict[str, Option]:
     }
 
 
-def parse(owner: str, builder: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def parse(owner: str, builder: Builder, given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the options someone gave against the builder's signature and turn text into its types."""
     known = options(builder)
     for name in given:

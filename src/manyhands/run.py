@@ -70,7 +70,7 @@ def run(
 ) -> RunRecord:
     """Carry out a spec in a folder of its own (or continue it there) and return the record."""
     check(spec)
-    from manyhands.worker import resolve
+    from manyhands.resolve import resolve
 
     spec = resolve(spec)
     folder = RunFolder(_choose(spec, out, resume))
@@ -86,7 +86,7 @@ def resume_folder(
     merged = {name: {**getattr(stored, name), **settings[name]} for name in _DICTS if name in settings}
     spec = stored.replace(**{**settings, **merged})
     check(spec)
-    from manyhands.worker import resolve
+    from manyhands.resolve import resolve
 
     return _carry_out(resolve(spec), folder, True, allow_changes, observers)
 

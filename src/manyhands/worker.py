@@ -24,14 +24,13 @@ from manyhands.allocator import kept_memory
 from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
 from manyhands.clock import Clock
 from manyhands.data.order import Order, Share
-from manyhands.errors import DivergedError, InterruptedRunError, StorageError, UsageError
+from manyhands.errors import DivergedError, InterruptedRunError, StorageError
 from manyhands.feed import Feed
 from manyhands.files import write_atomically
 from manyhands.folder import Journal, RunFolder
 from manyhands.launchers.base import Place
-from manyhands.recipes import RECIPES
-from manyhands.recipes.base import Recipe
 from manyhands.record import Observer, RunRecord, Start, Status
+from manyhands.resolve import choose_device, make_recipe
 from manyhands.spec import RunSpec
 from manyhands.stopping import Stop
 from manyhands.strategies import STRATEGIES
@@ -52,55 +51,6 @@ class Job:
     accept: frozenset[str] = frozenset()  # ids of other specs whose checkpoints are welcome
 
 
-def resolve(spec: RunSpec) -> RunSpec:
-    """Fill in what the spec leaves to the task, and check it against the data."""
-    task = find.build(spec.task, spec.options)
-    defaults = task.defaults
-    recipe = spec.recipe or defaults.recipe
-    resolved = spec.replace(
-        # options in their own types: `--set width=2` and {"width": 2} are one spec
-        options=axes.parse(spec.task, find.builder(spec.task), spec.options),
-        recipe=recipe,
-        recipe_options=axes.parse(
-            f"recipe {recipe}", axes.member("recipe", RECIPES, recipe), spec.recipe_options
-        ),
-        batch=spec.batch or defaults.batch,
-        epochs=spec.epochs or defaults.epochs,
-        target=task.target if spec.target is None else spec.target,
-    )
-    assert resolved.batch is not None
-    n = len(task.train)
-    if resolved.batch > n:
-        if spec.batch is None:
-            return resolve(resolved.replace(batch=n))
-        raise UsageError(f"batch {resolved.batch:,} is larger than the {n:,} training samples of {task.name}")
-    if resolved.workers * resolved.accumulate > resolved.batch:
-        raise UsageError(
-            f"batch {resolved.batch} cannot be divided over {resolved.workers} x {resolved.accumulate} "
-            "(workers x accumulate): some would have no sample"
-        )
-    make_recipe(resolved, task)
-    _device(resolved.device)
-    return resolved
-
-
-def make_recipe(spec: RunSpec, task: Task) -> Recipe:
-    """The recipe of a resolved spec: the task's own numbers below what the user said."""
-    assert spec.recipe is not None
-    builder = axes.member("recipe", RECIPES, spec.recipe)
-    known = axes.options(builder)
-    given = axes.parse(f"recipe {spec.recipe}", builder, spec.recipe_options)
-    # A task's rate is for SGD: another optimiser takes only the course of the schedule from it.
-    sgd = "optimizer" in known and given.get("optimizer", known["optimizer"].default) == "sgd"
-    own = {
-        name: value
-        for name, value in task.defaults.recipe_options.items()
-        if name in known and (sgd or name in ("warmup", "decay", "milestones", "factor"))
-    }
-    recipe: Recipe = builder(**{**own, **given})
-    return recipe
-
-
 def work(place: Place, job: Job, observers: list[Observer]) -> RunRecord:
     """Be one worker of a run, from building the model to the record."""
     spec = job.spec
@@ -116,7 +66,7 @@ class Session:
     def __init__(self, place: Place, job: Job, observers: list[Observer], threads: int, stop: Stop) -> None:
         spec = self.spec = job.spec
         self.folder = RunFolder(job.folder)
-        self.device = _device(spec.device)
+        self.device = choose_device(spec.device)
         self.environment = environment.describe(threads, str(self.device))
         self.journal = Journal(self.folder)
         self.observers: list[Observer] = [self.journal, *observers]
@@ -313,12 +263,6 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda: this torch sees no CUDA device (known here: cpu)")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _dtype(spec: RunSpec) -> torch.dtype:

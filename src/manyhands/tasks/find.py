@@ -24,7 +24,7 @@ def builder(name: str) -> Callable[..., Task]:
         found: Callable[..., Task] = axes.member("task", TASKS, name)
         return found
     path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
-    module = _import(Path(path).expanduser())
+    module = _import(Path(path).expanduser(), _changed(name))
     offered = [key for key, value in vars(module).items() if _makes_a_task(module, value)]
     if not attribute:
         raise UsageError(f"{name} is a file: say which task in it, as {name}:NAME ({choices('', offered)})")
@@ -36,9 +36,7 @@ def builder(name: str) -> Callable[..., Task]:
 
 def build(name: str, options: Mapping[str, Any]) -> Task:
     """Make a task; the last one made is kept, so that a second run of it in one process starts at once."""
-    file = Path(name.rpartition(":")[0]).expanduser()
-    changed = file.stat().st_mtime_ns if ".py:" in name and file.is_file() else 0
-    return _build(name, json.dumps(dict(options), sort_keys=True), changed)
+    return _build(name, json.dumps(dict(options), sort_keys=True), _changed(name))
 
 
 @lru_cache(maxsize=1)
@@ -50,7 +48,14 @@ def _build(name: str, options: str, changed: int) -> Task:
     return task
 
 
-def _import(path: Path) -> ModuleType:
+def _changed(name: str) -> int:
+    """When a task's file was last written: an edited one is imported again (0 where there is no file)."""
+    path = Path(name.rpartition(":")[0] if ".py:" in name else name).expanduser()
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+@lru_cache(maxsize=1)
+def _import(path: Path, changed: int) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     name = "manyhands_task_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]

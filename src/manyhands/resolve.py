@@ -1,0 +1,71 @@
+"""What a spec leaves open is filled in by its task, and the whole is checked against the data (law 10)."""
+
+from __future__ import annotations
+
+import torch
+
+from manyhands import axes
+from manyhands.errors import UsageError
+from manyhands.recipes import RECIPES
+from manyhands.recipes.base import Recipe
+from manyhands.spec import RunSpec
+from manyhands.tasks import find
+from manyhands.tasks.base import Task
+
+# What a recipe takes from a task whatever its optimiser is; a task's rate was found with SGD.
+_COURSE = ("warmup", "decay", "milestones", "factor")
+
+
+def resolve(spec: RunSpec) -> RunSpec:
+    """The same spec with nothing left open, or the sentence that says why it cannot be run."""
+    # options in their own types: `--set width=2` and {"width": 2} are one spec
+    options = axes.parse(spec.task, find.builder(spec.task), spec.options)
+    task = find.build(spec.task, options)
+    n = len(task.train)
+    batch = spec.batch or min(task.defaults.batch, n)
+    if batch > n:
+        raise UsageError(f"batch {batch:,} is larger than the {n:,} training samples of {task.name}")
+    if spec.workers * spec.accumulate > batch:
+        raise UsageError(
+            f"batch {batch} cannot be divided over {spec.workers} x {spec.accumulate} "
+            "(workers x accumulate): some would have no sample"
+        )
+    choose_device(spec.device)
+    recipe = spec.recipe or task.defaults.recipe
+    resolved = spec.replace(
+        options=options,
+        batch=batch,
+        epochs=spec.epochs or task.defaults.epochs,
+        recipe=recipe,
+        recipe_options=axes.parse(f"recipe {recipe}", _builder(recipe), spec.recipe_options),
+        target=task.target if spec.target is None else spec.target,
+    )
+    make_recipe(resolved, task)
+    return resolved
+
+
+def make_recipe(spec: RunSpec, task: Task) -> Recipe:
+    """The recipe of a resolved spec: the task's own numbers below what the user said."""
+    assert spec.recipe is not None
+    builder, given = _builder(spec.recipe), spec.recipe_options
+    known = axes.options(builder)
+    sgd = "optimizer" in known and given.get("optimizer", known["optimizer"].default) == "sgd"
+    own = {
+        name: value
+        for name, value in task.defaults.recipe_options.items()
+        if name in known and (sgd or name in _COURSE)
+    }
+    recipe: Recipe = builder(**{**own, **given})
+    return recipe
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; `auto` is CUDA where there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: this torch sees no CUDA device (known here: cpu)")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _builder(recipe: str) -> axes.Builder:
+    builder: axes.Builder = axes.member("recipe", RECIPES, recipe)
+    return builder
