@@ -51,6 +51,11 @@ class Clock:
         self._lap = dict(self.totals)
         return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
+    def stopped(self) -> dict[str, float]:
+        """Seconds by phase up to now: one reading for everything that is told about a run."""
+        self.switch(self._current)
+        return dict(self.totals)
+
     @property
     def seconds(self) -> float:
         """Wall clock since the start."""

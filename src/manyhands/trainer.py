@@ -64,21 +64,7 @@ class Trainer:
                 if ending == "finished" or self.milestone(here.samples, batch.size):
                     test_loss = self.evaluate(here)
                     ending = ending or self.ending(here)
-                metric = here.metric if test_loss is not None else None
-                seconds, phases = clock.training_seconds, clock.lap()
-                self.tell(
-                    StepRecord(
-                        here.step,
-                        batch.epoch,
-                        here.samples,
-                        here.loss,
-                        lr,
-                        seconds,
-                        phases,
-                        metric,
-                        test_loss,
-                    )
-                )
+                self.tell(here, batch.epoch, lr, test_loss)
                 if ending is not None or clock.seconds - saved >= self.spec.checkpoint_every:
                     with clock.phase("checkpoint"):
                         self.save(here)
@@ -86,18 +72,17 @@ class Trainer:
         return ending
 
     def ending(self, here: Position) -> Ending | None:
-        """What ends the run here, if anything does."""
+        """What ends the run here, if anything does; a signal at the last step comes too late to matter."""
         spec = self.spec
-        if self.stop.signal is not None:
-            return "interrupted"
         if spec.stop_at_target and here.target_samples is not None:
             return "target"
-        spent = (
+        if (
             here.samples >= self.feed.horizon(spec)
             or (spec.samples is not None and here.samples >= spec.samples)
             or (spec.seconds is not None and self.clock.training_seconds >= spec.seconds)
-        )
-        return "finished" if spent else None
+        ):
+            return "finished"
+        return "interrupted" if self.stop.signal is not None else None
 
     def milestone(self, samples: int, size: int) -> bool:
         """Whether the last `size` samples crossed a multiple of `evaluate_every` epochs."""
@@ -117,8 +102,19 @@ class Trainer:
             here.target_samples, here.target_seconds = here.samples, seconds
         return loss
 
-    def tell(self, record: StepRecord) -> None:
-        """Tell everyone who follows the run."""
+    def tell(self, here: Position, epoch: int, lr: float, test_loss: float | None) -> None:
+        """Tell everyone who follows the run about the step that was just made."""
+        record = StepRecord(
+            step=here.step,
+            epoch=epoch,
+            samples=here.samples,
+            loss=here.loss,
+            lr=lr,
+            seconds=self.clock.training_seconds,
+            phases=self.clock.lap(),
+            metric=None if test_loss is None else here.metric,
+            test_loss=test_loss,
+        )
         for observer in self.observers:
             observer.stepped(record)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from manyhands import axes, environment
 from manyhands.allocator import kept_memory
 from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
-from manyhands.clock import Clock
+from manyhands.clock import Clock, training_phases
 from manyhands.data.order import Order, Share
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError
 from manyhands.feed import Feed
@@ -206,7 +206,8 @@ class Session:
     def _finish(self, status: Status, message: str | None = None) -> RunRecord:
         """Write the record and tell everyone."""
         spec, here, start = self.spec, self.here, self._start()
-        training = self.clock.training_seconds
+        phases = self.clock.stopped()
+        seconds, training = sum(phases.values()), sum(training_phases(phases).values())
         record = RunRecord(
             id=spec.id,
             run=start.run,
@@ -222,7 +223,7 @@ class Session:
             steps=here.step,
             samples=here.samples,
             epochs=here.samples / start.train_samples,
-            seconds=self.clock.seconds,
+            seconds=seconds,
             training_seconds=training,
             samples_per_second=here.samples / training if training > 0 else 0.0,
             loss=here.loss if math.isfinite(here.loss) else None,
@@ -232,7 +233,7 @@ class Session:
             target=start.target,
             target_samples=here.target_samples,
             target_seconds=here.target_seconds,
-            phases=[dict(self.clock.totals)],
+            phases=[phases],
             peak_memory=environment.peak_memory(),
             resumed=here.resumed,
             environment=self.environment,

@@ -5,43 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from manyhands.data.base import Request
 from manyhands.data.images import MOST_AHEAD, ImageFolder
 from manyhands.data.order import Order
 from manyhands.data.transforms import CentreCrop, RandomFlip, RandomResizedCrop, Resize, compose
 from manyhands.errors import UsageError
+from pictures import grey, write
 
+pytestmark = pytest.mark.usefixtures("cache")
 PLAIN = compose(Resize(8), CentreCrop(8))
 AUGMENT = compose(RandomResizedCrop(16), RandomFlip(vertical=True))
 BLOOD = Path(__file__).parents[3] / "shared/data/blood-cells"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Two classes of three pictures: noise, so that no two crops are alike."""
-    for name, number in itertools.product(("cat", "ant"), range(3)):
-        write(tmp_path / f"data/train/{name}/{number}.jpg", seed=len(name) * 100 + number)
-    return tmp_path / "data"
-
-
-def write(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-def grey(path: Path, level: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (9, 9), level).save(path)
 
 
 def opened(folder: Path, transform=PLAIN, decoders: int = 2, **options) -> ImageFolder:

@@ -1,4 +1,3 @@
-import itertools
 import os
 import threading
 from pathlib import Path
@@ -14,34 +13,10 @@ from manyhands.data.base import Request
 from manyhands.data.images import ImageFolder
 from manyhands.data.transforms import CentreCrop, Resize, compose
 from manyhands.errors import ManyhandsError, UsageError
+from pictures import grey
 
+pytestmark = pytest.mark.usefixtures("cache")
 PLAIN = compose(Resize(8), CentreCrop(8))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Two classes of three pictures: noise, so that no two crops are alike."""
-    for name, number in itertools.product(("cat", "ant"), range(3)):
-        write(tmp_path / f"data/train/{name}/{number}.jpg", seed=len(name) * 100 + number)
-    return tmp_path / "data"
-
-
-def write(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
-
-
-def grey(path: Path, level: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (9, 9), level).save(path)
 
 
 def truncate(path: Path) -> None:

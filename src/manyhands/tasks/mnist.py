@@ -34,8 +34,8 @@ def mnist_resnet(*, depth: int = 8, width: int = 1) -> Task:
         "mnist-resnet",
         "mnist",
         lambda: small_resnet(depth=depth, channels=1, width=width),
-        target=0.99,
-        lr=0.1,
+        target=0.985,
+        lr=0.05,
     )
 
 

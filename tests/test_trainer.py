@@ -1,0 +1,121 @@
+"""The trainer's decisions, one by one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import manyhands as mh
+from manyhands import run
+from manyhands.clock import PHASES, Clock
+from manyhands.errors import InterruptedRunError
+from manyhands.folder import RunFolder
+from manyhands.progress import Silent
+from manyhands.record import StepRecord
+from manyhands.spec import RunSpec
+
+
+class SignalAt(Silent):
+    """Someone who presses Ctrl-C at a certain step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, step: StepRecord) -> None:
+        if step.step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted_at(step: int, out: Path) -> mh.RunRecord:
+    spec = RunSpec.of(task="quadratic", epochs=1, threads=1)
+    return run.run(spec, out=out, observers=[SignalAt(step)])
+
+
+def test_a_signal_ends_the_run_after_the_next_step(here: Path) -> None:
+    with pytest.raises(
+        InterruptedRunError, match=r"^interrupted by SIGINT at step 5; the last checkpoint is of step 5;"
+    ):
+        interrupted_at(4, here / "run")
+    whole = mh.train("quadratic", epochs=1, threads=1, quiet=True)
+    resumed = mh.train(str(here / "run"), resume=True, quiet=True)
+    assert (resumed.steps, resumed.metric) == (whole.steps, whole.metric)
+
+
+@pytest.mark.parametrize("step", [9, 10])
+def test_a_signal_at_the_last_step_changes_nothing(here: Path, step: int) -> None:
+    """Or the run would be neither finished nor have anything left to do, and never be evaluated."""
+    record = interrupted_at(step, here / "run")
+    assert record.status == "finished"
+    assert record.metric is not None
+
+
+def test_the_handlers_of_the_caller_come_back(here: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    mh.train("quadratic", epochs=1, quiet=True)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_can_run_outside_the_main_thread(here: Path) -> None:
+    """Where no signal handler can be set; an executor of trials may do that."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        record = pool.submit(mh.train, "quadratic", epochs=1, quiet=True).result()
+    assert record.status == "finished"
+
+
+def test_checkpoints_come_by_the_clock_and_at_the_end(here: Path) -> None:
+    def steps(folder: str) -> list[str]:
+        return sorted(path.name for path in (here / folder / "checkpoints").iterdir())
+
+    mh.train("quadratic", epochs=1, checkpoint_every=0, keep=4, out=here / "every", quiet=True)
+    mh.train("quadratic", epochs=1, checkpoint_every=1000, out=here / "end", quiet=True)
+    assert steps("every") == [f"step-{step:09d}.safetensors" for step in (7, 8, 9, 10)]
+    assert steps("end") == ["step-000000010.safetensors"]
+
+
+def test_the_journal_is_whole_before_a_checkpoint_is(here: Path) -> None:
+    """A checkpoint never knows of a step that the journal does not."""
+    seen: list[tuple[int, int]] = []
+
+    class Look(Silent):
+        def stepped(self, step: StepRecord) -> None:
+            saved = [int(path.stem[5:]) for path in (here / "run/checkpoints").glob("step-*")]
+            seen.append((max(saved, default=0), len(RunFolder(here / "run").steps())))
+
+    run.run(RunSpec.of(task="quadratic", epochs=3, checkpoint_every=0), out=here / "run", observers=[Look()])
+    assert len(seen) == 30
+    assert all(saved <= journal for saved, journal in seen)
+
+
+class TestClock:
+    def test_an_inner_phase_pauses_the_outer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
+        monkeypatch.setattr("time.perf_counter", lambda: next(now))
+        clock = Clock()  # 0
+        with clock.phase("communication"), clock.phase("wait"):  # 1, 3
+            pass  # 6, 10
+        assert clock.stopped() == {
+            **dict.fromkeys(PHASES, 0.0),
+            "other": 6.0,
+            "communication": 6.0,
+            "wait": 3.0,
+        }
+
+    def test_an_exception_leaves_the_phase(self) -> None:
+        clock = Clock()
+        with pytest.raises(ValueError, match="oops"), clock.phase("forward"):
+            raise ValueError("oops")
+        before = clock.totals["forward"]
+        clock.lap()
+        assert clock.totals["forward"] == before
+
+    def test_a_device_is_waited_for_at_every_change(self) -> None:
+        waits: list[int] = []
+        clock = Clock(lambda: waits.append(1))
+        with clock.phase("forward"):
+            pass
+        assert len(waits) == 2
