@@ -83,15 +83,13 @@ def resume_folder(
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(path)
     stored = folder.spec()
-    merged = {name: {**getattr(stored, name), **settings[name]} for name in _DICTS if name in settings}
-    spec = stored.replace(**{**settings, **merged})
+    options = {**stored.options, **settings.get("options", {})}
+    recipe_options = {**stored.recipe_options, **settings.get("recipe_options", {})}
+    spec = stored.replace(**{**settings, "options": options, "recipe_options": recipe_options})
     check(spec)
     from manyhands.resolve import resolve
 
     return _carry_out(resolve(spec), folder, True, allow_changes, observers)
-
-
-_DICTS = ("options", "recipe_options")
 
 
 def check(spec: RunSpec) -> None:

@@ -35,7 +35,7 @@ def mnist_resnet(*, depth: int = 8, width: int = 1) -> Task:
         "mnist",
         lambda: small_resnet(depth=depth, channels=1, width=width),
         target=0.985,
-        lr=0.05,
+        lr=0.4,
     )
 
 
