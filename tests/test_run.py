@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 import manyhands as mh
 from manyhands.errors import CheckpointError, DivergedError, UsageError
 from manyhands.folder import RunFolder
+from manyhands.progress import Silent
 from manyhands.record import StepRecord
+from manyhands.run import run
 from manyhands.spec import RunSpec
 
 
@@ -207,6 +209,20 @@ class TestResume:
     def test_where_there_is_nothing_it_begins(self, here: Path) -> None:
         assert train(epochs=1, resume=True, out=here / "new").resumed == 0
 
+    def test_a_longer_run_that_was_killed_is_not_taken_for_the_shorter(self, here: Path) -> None:
+        """It once was: the result of the shorter run still stood there, and said finished."""
+        train(epochs=1, out=here / "run")
+
+        class Cut(Silent):
+            def stepped(self, step: StepRecord) -> None:
+                if step.step == 15:
+                    raise RuntimeError("killed")
+
+        longer = RunSpec.of(task="quadratic", epochs=2, threads=1, checkpoint_every=0)
+        with pytest.raises(RuntimeError, match="killed"):
+            run(longer, out=here / "run", resume=True, allow_changes=True, observers=[Cut()])
+        assert train(str(here / "run"), resume=True).steps == 20
+
     def test_another_optimiser_begins_without_memory(
         self, here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -241,6 +257,13 @@ class TestFolder:
         path.write_text(path.read_text()[:-20])
         assert len(RunFolder(here / record.run).steps()) == 9
 
+    @pytest.mark.parametrize("damage", [b"\0" * 500, b"\xff\xfe\n", b"{}\n", b'{"step": 1, "epo'])
+    def test_what_a_power_cut_left_is_no_step(self, here: Path, damage: bytes) -> None:
+        record = train(epochs=1)
+        path = here / record.run / "steps.jsonl"
+        path.write_bytes(path.read_bytes() + damage + b"\nnever reached\n")
+        assert len(RunFolder(here / record.run).steps()) == 10
+
     def test_only_one_process_may_train_there(self, here: Path) -> None:
         folder = RunFolder(here / "run")
         with (
@@ -256,6 +279,10 @@ class TestFolder:
             UsageError, match=r"^run has no result yet; continue it with: manyhands train --resume run$"
         ):
             mh.load("run")
+
+    def test_step_records_are_json_whatever_the_numbers(self) -> None:
+        step = StepRecord(1, 0, 10, 0.5, 0.1, 1.0, {}, 0.1, math.inf)
+        assert json.loads(step.to_json(), parse_constant=pytest.fail)["test_loss"] is None
 
     def test_step_records_round_trip(self) -> None:
         step = StepRecord(3, 1, 300, 0.25, 0.1, 1.5, {"data": 0.25}, 0.9, 0.3)

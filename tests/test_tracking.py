@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import manyhands as mh
+from manyhands.errors import UsageError
 from manyhands.folder import RunFolder
 
 
@@ -36,3 +38,17 @@ def test_mlflow_has_every_step(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     history = client.get_metric_history(run.info.run_id, "loss")
     steps = RunFolder(here / record.run).steps()
     assert sorted((m.step, m.value) for m in history) == [(step.samples, step.loss) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")]
+)
+def test_without_the_extra_it_says_what_to_install(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError) as caught:
+        mh.train("quadratic", track=[name])
+    needs = f"tracking with {name} needs the package {name}: pip install 'manyhands[tracking]'"
+    assert str(caught.value) == needs
+    assert list(here.iterdir()) == []

@@ -67,12 +67,17 @@ class RunFolder:
         return Environment.model_validate_json(path.read_text()) if path.is_file() else None
 
     def steps(self) -> list[StepRecord]:
-        """The steps of the run here; a last line torn by a crash is not one."""
+        """The steps of the run here, up to where a crash or a power cut tore the file."""
         if not self.steps_file.is_file():
             return []
-        lines = self.steps_file.read_text().split("\n")
-        whole = lines[:-1]  # what follows the last line end is empty, or torn
-        return [StepRecord.from_json(line) for line in whole if line]
+        steps: list[StepRecord] = []
+        *lines, _ = self.steps_file.read_text(errors="replace").split("\n")  # after the last: empty, or torn
+        for line in lines:
+            try:
+                steps.append(StepRecord.from_json(line))
+            except (ValueError, TypeError):
+                break
+        return steps
 
     def create(self) -> None:
         """Make the folder of a new run."""
@@ -88,6 +93,12 @@ class RunFolder:
     def write_environment(self, environment: Environment) -> None:
         """Write down what it runs on."""
         write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))
+
+    def reopen(self, spec: RunSpec, environment: Environment) -> None:
+        """A sitting begins: what is run, on what; a result from before is none any more."""
+        self.write_spec(spec)
+        self.write_environment(environment)
+        (self.path / "result.json").unlink(missing_ok=True)
 
     def write_record(self, record: RunRecord) -> None:
         """Write down what came of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -41,13 +42,18 @@ class StepRecord:
             "phases": {name: round(value, 7) for name, value in self.phases.items()},
         }
         if self.metric is not None:
-            fields |= {"metric": self.metric, "test_loss": self.test_loss}
+            fields |= {"metric": _number(self.metric), "test_loss": _number(self.test_loss)}
         return _encode(fields)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
         """Read a line that `to_json` wrote."""
         return cls(**json.loads(line))
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinity: what is no number is none."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 class RunRecord(BaseModel):

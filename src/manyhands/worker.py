@@ -96,8 +96,7 @@ class Session:
             self.journal.close()
 
     def _run(self) -> RunRecord:
-        self.folder.write_spec(self.spec)
-        self.folder.write_environment(self.environment)
+        self.folder.reopen(self.spec, self.environment)
         start = self._start()
         for observer in self.observers:
             observer.started(start)
