@@ -65,6 +65,8 @@ def test_running_the_same_again_takes_a_new_folder(here: Path) -> None:
     assert second.run == f"{first.run}-2"
     assert second.id == first.id
     assert second.metric == first.metric
+    models = [(here / record.run / "model.safetensors").read_bytes() for record in (first, second)]
+    assert models[0] == models[1], "to the last byte"
 
 
 def test_what_the_task_decides_is_written_down(here: Path) -> None:

@@ -6,6 +6,7 @@ It takes one picklable job and its place in the gang, so that any launcher can r
 from __future__ import annotations
 
 import copy
+import json
 import math
 import random
 import signal
@@ -166,7 +167,8 @@ class Session:
 
     def _write_model(self) -> None:
         tensors = separate(self.worker.model.state_dict())
-        metadata = {"format": "pt", "task": self.task.name, "run": self.spec.id}
+        # one entry, because safetensors writes several in any order: the same run is the same file
+        metadata = {"manyhands": json.dumps({"task": self.task.name, "run": self.spec.id})}
         write_atomically(self.folder.model, safetensors.torch.save(tensors, metadata))
 
     def _say(self, text: str) -> None:
