@@ -23,7 +23,7 @@ manyhands show runs/mnist-cnn-7f3a2b1c --json | jq .metric"""
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     json: Annotated[
         bool, typer.Option("--json", help="Print the record as JSON on standard output.")
     ] = False,

@@ -23,7 +23,7 @@ manyhands study studies/default.toml --out results/mine --json"""
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="A study file (TOML).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A study file (TOML).")],
     out: Annotated[Path | None, typer.Option(help="Where the runs go. [default: results/NAME]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table.")] = False,
