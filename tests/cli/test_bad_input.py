@@ -18,7 +18,7 @@ TASKS = (
 RECIPES = "constant, large-batch, lars, lamb"
 
 TABLE = {
-    "unknown task": (
+    "no worker": (
         "train mnist-cn --workers 0",
         "workers must be at least 1, got 0",
     ),

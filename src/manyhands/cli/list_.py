@@ -36,7 +36,9 @@ AXES: dict[str, dict[str, Member]] = {
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(help="tasks, recipes, strategies, transports, launchers, or one of their members."),
+        typer.Argument(
+            metavar="WHAT", help="tasks, recipes, strategies, transports, launchers, or one of their members."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
