@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from manyhands.clock import PHASES, Clock
 from manyhands.errors import InterruptedRunError
 from manyhands.folder import RunFolder
 from manyhands.progress import Silent
-from manyhands.record import StepRecord
+from manyhands.record import Start, StepRecord
 from manyhands.spec import RunSpec
 
 
@@ -119,3 +120,18 @@ class TestClock:
         with clock.phase("forward"):
             pass
         assert len(waits) == 2
+
+
+class Slow(Silent):
+    """Someone who takes a while to get ready, as a tracking server may."""
+
+    def started(self, start: Start) -> None:
+        time.sleep(0.3)
+        self.ready = time.perf_counter()
+
+
+def test_what_happens_before_the_first_step_is_not_training(here: Path) -> None:
+    """It was once: a short run seemed to spend an eighth of its time in `other`."""
+    slow = Slow()
+    record = run.run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", observers=[slow])
+    assert record.seconds <= time.perf_counter() - slow.ready

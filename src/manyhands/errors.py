@@ -39,6 +39,7 @@ class InterruptedRunError(ManyhandsError):
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number
 
 

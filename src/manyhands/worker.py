@@ -101,20 +101,23 @@ class Session:
         start = self._start()
         for observer in self.observers:
             observer.started(start)
+        self.clock.start(self.clock.totals)  # what was built and opened until here is not training
         try:
             ending = self.trainer.run(self.here)
         except DivergedError as error:
             self.journal.flush()
             self._finish("diverged", str(error))
             raise
-        self.journal.flush()
+        with self.clock.phase("checkpoint"):
+            self.journal.flush()
+            if ending != "interrupted":
+                self._write_model()
         if ending == "interrupted":
             number = self.trainer.stop.signal or signal.SIGINT
             name = signal.Signals(number).name
             message = f"interrupted by {name} at step {self.here.step:,}; {self._how_to_go_on()}"
             self._finish(ending, message)
             raise InterruptedRunError(message, number)
-        self._write_model()
         return self._finish(ending)
 
     def _worker(self) -> Worker:

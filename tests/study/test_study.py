@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,3 +133,20 @@ def test_the_default_study_is_valid() -> None:
         "mnist-mlp",
         "mnist-cnn",
     }
+
+
+def test_an_interrupted_study_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        "[[grid]]\ntask = 'quadratic'\nepochs = [2, 100000]\nsamples = 3000000\n"
+    )
+    words = [sys.executable, "-m", "manyhands", "study", "s.toml"]
+    child = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("results/s/*/steps.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    expected = "error: interrupted in cell 2; give the same command to go on with the study"
+    assert err.strip().splitlines()[-1] == expected

@@ -3,9 +3,9 @@
 A strategy never looks at a clock (law 7). It computes through `Compute`, exchanges through a transport and
 updates through an optimiser; whoever wants to know what these cost wraps them from outside:
 
-    forward, backward, update   ->  Compute     (wrapped by `Timed`)
-    communication, wait         ->  Transport   (wrapped by the transports' wrappers)
-    data                        ->  the micro-batches handed to `step` (timed while they are drawn)
+    forward, backward, clip, update  ->  Compute     (wrapped by `Timed`)
+    communication, wait              ->  Transport   (wrapped by the transports' wrappers)
+    data                             ->  the micro-batches handed to `step` (timed while they are drawn)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from manyhands.clock import Clock
@@ -38,6 +39,10 @@ class Compute:
         """Add the gradients of a loss to the parameters'."""
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def clip(self, parameters: Iterable[Tensor], bound: float) -> None:
+        """Scale the whole gradient down to a norm of at most `bound`."""
+        clip_grad_norm_(parameters, bound)
+
     def update(self, optimizer: Optimizer) -> None:
         """Take one optimiser step and forget the gradients."""
         optimizer.step()
@@ -59,6 +64,11 @@ class Timed(Compute):
         """Timed as backward."""
         with self._clock.phase("backward"):
             self._inner.backward(loss)
+
+    def clip(self, parameters: Iterable[Tensor], bound: float) -> None:
+        """Timed as optimiser."""
+        with self._clock.phase("optimiser"):
+            self._inner.clip(parameters, bound)
 
     def update(self, optimizer: Optimizer) -> None:
         """Timed as optimiser."""

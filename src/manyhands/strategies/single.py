@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import final
 
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
@@ -34,7 +33,7 @@ class Single:
             self._compute.backward(loss)
             mean += loss.item()
         if self._clip is not None:
-            clip_grad_norm_(self.model.parameters(), self._clip)
+            self._compute.clip(self.model.parameters(), self._clip)
         optimizers.set_rate(self._optimizer, lr)
         self._compute.update(self._optimizer)
         return mean

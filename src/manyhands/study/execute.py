@@ -42,8 +42,9 @@ def execute(
                 missing.add(spec.task)
                 spec = wanted.replace(task=study.fallback, options={})
                 yield Cell(spec, _cell(spec, out, observer()))
-        except InterruptedRunError:
-            raise
+        except InterruptedRunError as error:
+            how = "give the same command to go on with the study"
+            raise InterruptedRunError(f"interrupted in cell {number}; {how}", error.signal_number) from error
         except ManyhandsError as error:
             say(f"failed: {error}")
             yield Cell(spec, None, str(error))
