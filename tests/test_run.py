@@ -247,6 +247,16 @@ class TestResume:
         ):
             train("runs/none", resume=True)
 
+    def test_other_settings_are_another_run_and_that_is_said(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Else one waits for a run to go on while a new one begins."""
+        first = train(epochs=1)
+        other = train(epochs=2, resume=True, quiet=False)
+        assert other.run != first.run
+        said = f"runs has no run of just these settings to resume: starting {other.run}\n"
+        assert capsys.readouterr().err.startswith(said)
+
     def test_how_often_it_is_saved_may_change(self, here: Path) -> None:
         first = train(epochs=1, out=here / "run")
         assert train(epochs=1, out=here / "run", resume=True, checkpoint_every=5).id == first.id

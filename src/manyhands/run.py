@@ -74,6 +74,9 @@ def run(
 
     spec = resolve(spec)
     folder = RunFolder(_choose(spec, out, resume))
+    if resume and out is None and not folder.exists():
+        for observer in observers:
+            observer.notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
     return _carry_out(spec, folder, resume and folder.exists(), allow_changes, observers)
 
 
