@@ -18,13 +18,14 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for folder in benchmarks/*/; do $(BIN)/mypy $$folder || exit 1; done
 	$(BIN)/lint-imports
 
 # pip, not uv: it finds the CPU build of torch; the range keeps gigabytes of CUDA away.
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'manyhands needs Python 3.11 or newer: make PYTHON=python3.11')"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable ".[tracking,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[mpi,tracking,dev]"
 	touch $@
 
 clean:

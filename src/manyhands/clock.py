@@ -31,6 +31,8 @@ class Clock:
         self.totals = dict.fromkeys(PHASES, 0.0)
         self._lap = dict(self.totals)
         self._synchronize = synchronize
+        self.note: Callable[[], None] | None = None  # told of every change of phase
+        self.switches = 0  # a clock whose count stands still belongs to a worker that is stuck
         self._current = "other"
         self._since = time.perf_counter()
 
@@ -57,6 +59,11 @@ class Clock:
         return dict(self.totals)
 
     @property
+    def current(self) -> str:
+        """The phase this moment belongs to."""
+        return self._current
+
+    @property
     def seconds(self) -> float:
         """Wall clock since the start."""
         return sum(self.totals.values()) + time.perf_counter() - self._since
@@ -74,6 +81,9 @@ class Clock:
         before = self._current
         self.totals[before] += now - self._since
         self._current, self._since = name, now
+        self.switches += 1
+        if self.note is not None:
+            self.note()
         return before
 
 
@@ -89,7 +99,10 @@ class _Phase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._clock.switch(self._before)
+        if (
+            error is None
+        ):  # else the clock stays where it happened, for whoever asks what this worker was doing
+            self._clock.switch(self._before)
 
 
 def training_phases(phases: Mapping[str, float]) -> dict[str, float]:

@@ -34,13 +34,35 @@ class CheckpointError(ManyhandsError):
     """A checkpoint that cannot be used."""
 
 
+class WorkerFailedError(ManyhandsError):
+    """A worker that raised, died or hung, and what the others were doing: one line or several."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message, rank)
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PeerLostError(ManyhandsError):
+    """A transport noticed that a peer is gone."""
+
+
+class DeadlineError(ManyhandsError):
+    """A transport waited for longer than it may."""
+
+
 class InterruptedRunError(ManyhandsError):
     """Stopped by Ctrl-C (exit code 130) or SIGTERM (143), after a checkpoint was written."""
 
     def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message)
+        super().__init__(message, signal_number)  # both: an exception is pickled as its arguments
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> UsageError:

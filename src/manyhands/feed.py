@@ -16,6 +16,7 @@ from manyhands.data.base import Batch
 from manyhands.data.order import Order, Share, in_order
 from manyhands.spec import RunSpec
 from manyhands.tasks.base import Task
+from manyhands.transports.base import Transport
 
 
 class GlobalBatch(NamedTuple):
@@ -68,19 +69,23 @@ class Feed:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, feed: Feed) -> tuple[float, float]:
-    """The mean score and the mean loss over the test set, every sample once."""
-    task = feed.task
+def evaluate(model: nn.Module, feed: Feed, transport: Transport) -> tuple[float, float]:
+    """The mean score and the mean loss over the test set, every sample once, each worker its part of them."""
+    task, rank, workers = feed.task, transport.rank, transport.size
     total = len(task.test)
-    score = torch.zeros((), dtype=torch.float64)
-    loss = torch.zeros((), dtype=torch.float64)
+    sums = torch.zeros(2, dtype=torch.float64)
     training = model.training
     model.eval()
-    with closing(task.test.stream(in_order(total, task.evaluation_batch), seed=0)) as stream:
+    share = Share(rank, workers)
+    mine = (part for request in in_order(total, task.evaluation_batch) for part in share.of(request))
+    with closing(task.test.stream(mine, seed=0)) as stream:
         for raw in stream:
             batch = feed.prepare(raw)
             outputs: Tensor = model(batch.inputs)
-            score += task.metric.scores(outputs, batch.targets).sum(dtype=torch.float64).cpu()
-            loss += task.loss(outputs, batch.targets).double().cpu() * batch.size
+            score = task.metric.scores(outputs, batch.targets).sum(dtype=torch.float64)
+            loss = task.loss(outputs, batch.targets).double() * batch.size
+            sums += torch.stack([score, loss]).cpu()
+            feed.clock.switch(feed.clock.current)  # a long evaluation is no hang
     model.train(training)
-    return (score / total).item(), (loss / total).item()
+    score_sum, loss_sum = transport.all_reduce(sums.to(feed.device)).tolist()
+    return score_sum / total, loss_sum / total

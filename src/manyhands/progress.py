@@ -75,11 +75,37 @@ def summary(record: RunRecord) -> list[str]:
     ]
 
 
+def efficiency(start: Start, rate: float) -> str:
+    """`96 % of 2x` against the last one-worker run with as many threads a worker; else the plain ratio."""
+    one = start.one_worker
+    if one is None:
+        return ""
+    if one.threads != start.threads:
+        return f"{rate / one.samples_per_second:.2f}x 1 worker of {words.plural(one.threads, 'thread')}"
+    workers = start.spec.workers
+    return f"{words.percent(rate / (workers * one.samples_per_second))} of {workers}x"
+
+
 class _Rate:
-    """Samples a training second of this sitting; the time left at the wall clock's pace."""
+    """Samples a training second of this sitting, what they compare to, and the time left at this pace."""
 
     def __init__(self, start: Start) -> None:
         self.start, self.began = start, time.monotonic()
+        self._exchanging = self._all = 0.0
+
+    def note(self, step: StepRecord) -> None:
+        """Remember where a step's time went."""
+        phases = training_phases(step.phases)
+        self._exchanging += phases.get("communication", 0.0) + phases.get("wait", 0.0)
+        self._all += sum(phases.values())
+
+    def facts(self, step: StepRecord, unit: str) -> list[str]:
+        """Rate, efficiency where it is known, share of the exchange where there is any."""
+        rate = self.per_second(step)
+        found = [words.rate(rate, unit), efficiency(self.start, rate)]
+        if self.start.spec.workers > 1 and self._all > 0:
+            found.append(f"comm {words.percent(self._exchanging / self._all)}")
+        return [fact for fact in found if fact]
 
     def per_second(self, step: StepRecord) -> float:
         return (step.samples - self.start.samples) / max(1e-9, step.seconds - self.start.seconds)
@@ -111,15 +137,16 @@ class Lines:
 
     def stepped(self, step: StepRecord) -> None:
         """A line when there is news."""
+        assert self._rate is not None
+        self._rate.note(step)
         if time.monotonic() - self._told < (self.every if step.metric is None else self.least):
             return
-        assert self._rate is not None
         self._told, start = time.monotonic(), self._rate.start
         parts = [
             f"epoch {step.samples / start.train_samples:.2f}",
             f"step {step.step:,}",
             f"loss {step.loss:.4f}",
-            words.rate(self._rate.per_second(step), start.unit),
+            *self._rate.facts(step, start.unit),
             f"{self._rate.left(step)} left",
         ]
         if step.metric is not None:
@@ -153,7 +180,8 @@ class Bar:
         self._shown = 0.0
 
     def started(self, start: Start) -> None:
-        """The headline, then the bar."""
+        """The headline, then the bar; a second time where workers were started again."""
+        self.close()
         for line in headline(start):
             self.notice(line)
         self._rate = _Rate(start)
@@ -174,6 +202,7 @@ class Bar:
         assert self._bar is not None
         assert self._rate is not None
         start = self._rate.start
+        self._rate.note(step)
         if step.metric is not None:
             self._metric = f"  {start.metric_name} {words.score(step.metric, start.metric_name)}"
         now = time.monotonic()
@@ -181,12 +210,12 @@ class Bar:
             return
         self._shown = now
         epochs = start.spec.epochs or 0
-        rate = words.rate(self._rate.per_second(step), "img" if start.unit == "images" else start.unit)
+        facts = "  ".join(self._rate.facts(step, "img" if start.unit == "images" else start.unit))
         self._bar.update(
             self._bar.task_ids[0],
             completed=step.samples,
             epoch=f"epoch {step.epoch + 1}/{epochs:g}",
-            facts=f"loss {step.loss:.4f}{self._metric}  {rate}  {self._rate.left(step)} left",
+            facts=f"loss {step.loss:.4f}{self._metric}  {facts}  {self._rate.left(step)} left",
         )
 
     def ended(self, record: RunRecord) -> None:

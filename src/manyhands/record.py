@@ -86,6 +86,8 @@ class RunRecord(BaseModel):
     target_samples: int | None  # when the metric was first as good as the target
     target_seconds: float | None
     phases: list[dict[str, float]]  # seconds by phase, a dict a rank
+    traffic: list[dict[str, dict[str, float]]] = []  # calls, bytes and seconds by operation, a dict a rank
+    hosts: list[str] = []  # by rank
     peak_memory: int  # bytes, the largest rank
     resumed: int  # how often
     environment: Environment
@@ -94,6 +96,14 @@ class RunRecord(BaseModel):
     def reached(self) -> bool:
         """Whether the target was reached at some evaluation."""
         return self.target_samples is not None
+
+
+@dataclass(frozen=True)
+class OneWorker:
+    """How fast one worker was the last time."""
+
+    samples_per_second: float
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ class Start:
     step: int  # 0, or where a resumed run goes on
     samples: int
     seconds: float  # training time so far
+    one_worker: OneWorker | None = None
 
 
 class Observer(Protocol):

@@ -25,12 +25,19 @@ def resolve(spec: RunSpec) -> RunSpec:
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:
         raise UsageError(f"batch {batch:,} is larger than the {n:,} training samples of {task.name}")
+    if spec.workers > batch:
+        raise UsageError(f"{spec.workers} workers cannot share a batch of {batch}: some would have no sample")
     if spec.workers * spec.accumulate > batch:
         raise UsageError(
             f"batch {batch} cannot be divided over {spec.workers} x {spec.accumulate} "
             "(workers x accumulate): some would have no sample"
         )
     choose_device(spec.device)
+    if spec.sync_batchnorm and 0 < n % batch < spec.workers * spec.accumulate:
+        raise UsageError(
+            f"--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last "
+            f"of an epoch has {n % batch} of {n:,}: choose another batch"
+        )
     recipe = spec.recipe or task.defaults.recipe
     resolved = spec.replace(
         options=options,
@@ -59,11 +66,13 @@ def make_recipe(spec: RunSpec, task: Task) -> Recipe:
     return recipe
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` is CUDA where there is one."""
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of this name, for the worker of this number on its host; `auto` is CUDA if there is any."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: this torch sees no CUDA device (known here: cpu)")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def _builder(recipe: str) -> axes.Builder:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyhands import axes
-from manyhands.errors import UsageError, unknown
+from manyhands import axes, environment, faults, history
+from manyhands.arrange import arrange, check_arrangement, leads, rearrange
+from manyhands.errors import UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
 from manyhands.launchers import LAUNCHERS
+from manyhands.launchers.base import Care, Launcher
 from manyhands.recipes import RECIPES
 from manyhands.record import Observer, RunRecord
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES
 from manyhands.tasks import TASKS
-from manyhands.transports import TRANSPORTS
+from manyhands.transports import TRANSPORTS, leftovers
+
+if TYPE_CHECKING:
+    from manyhands.worker import Job
 
 RUNS = Path("runs")
 
@@ -43,14 +49,37 @@ def train(
     from manyhands import progress, tracking
 
     settings = with_rate(settings, lr)
-    observers: list[Observer] = [progress.Silent() if quiet else progress.for_people()]
-    observers += [tracking.member(name) for name in track]
+    observers: list[Observer] = [progress.Silent() if quiet or not leads() else progress.for_people()]
+    observers += [tracking.member(name) for name in track if leads()]
     if resume and task not in TASKS and ".py" not in task:
         return resume_folder(Path(task), settings, allow_changes=allow_changes, observers=observers)
-    spec = RunSpec.of(task=task, **settings)
+    if settings.get("workers") == "auto":
+        spec = _automatic(task, settings, observers)
+    else:
+        spec = RunSpec.of(task=task, **arrange(settings))
     return run(
         spec, out=Path(out) if out else None, resume=resume, allow_changes=allow_changes, observers=observers
     )
+
+
+def _automatic(task: str, settings: dict[str, Any], observers: Sequence[Observer]) -> RunSpec:
+    """The spec on the split of this machine's cores that is measured to be the fastest."""
+    arranged = arrange({**settings, "workers": None})
+    if arranged["launcher"] == "env":
+        raise UsageError("workers auto chooses how many to start, but they have been started already")
+    if arranged["strategy"] in STRATEGIES and arranged["strategy"] not in ("single", "allreduce"):
+        raise UsageError(f"workers auto chooses between single and allreduce, not {arranged['strategy']}")
+    check(RunSpec.of(task=task, **arranged))
+    spec = RunSpec.of(
+        task=task, **{**arranged, "strategy": "single", "transport": "solo", "launcher": "inline"}
+    )
+    _launcher(spec.replace(launcher="local"))
+    from manyhands import split
+    from manyhands.resolve import resolve
+    from manyhands.tasks import find
+
+    spec = resolve(spec)
+    return split.choose(spec, find.build(spec.task, spec.options).unit, observers[0].notice)
 
 
 def with_rate(settings: dict[str, Any], lr: float | None) -> dict[str, Any]:
@@ -70,14 +99,17 @@ def run(
 ) -> RunRecord:
     """Carry out a spec in a folder of its own (or continue it there) and return the record."""
     check(spec)
+    launcher = _launcher(spec)
     from manyhands.resolve import resolve
 
     spec = resolve(spec)
+    if not launcher.leads:
+        return _follow(spec, launcher)
     folder = RunFolder(_choose(spec, out, resume))
     if resume and out is None and not folder.exists():
         for observer in observers:
             observer.notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
-    return _carry_out(spec, folder, resume and folder.exists(), allow_changes, observers)
+    return _carry_out(spec, launcher, folder, resume and folder.exists(), allow_changes, observers)
 
 
 def resume_folder(
@@ -88,11 +120,16 @@ def resume_folder(
     stored = folder.spec()
     options = {**stored.options, **settings.get("options", {})}
     recipe_options = {**stored.recipe_options, **settings.get("recipe_options", {})}
-    spec = stored.replace(**{**settings, "options": options, "recipe_options": recipe_options})
+    settings = {**rearrange(stored, settings), "options": options, "recipe_options": recipe_options}
+    spec = stored.replace(**settings)
     check(spec)
+    launcher = _launcher(spec)
     from manyhands.resolve import resolve
 
-    return _carry_out(resolve(spec), folder, True, allow_changes, observers)
+    spec = resolve(spec)
+    if not launcher.leads:
+        return _follow(spec, launcher)
+    return _carry_out(spec, launcher, folder, True, allow_changes, observers)
 
 
 def check(spec: RunSpec) -> None:
@@ -107,8 +144,15 @@ def check(spec: RunSpec) -> None:
     ):
         if name is not None and name not in axis:
             raise unknown(what, name, axis)
-    if spec.strategy == "single" and spec.workers != 1:
-        raise UsageError(f"strategy single has one worker, but workers is {spec.workers}")
+    faults.from_environment()
+    check_arrangement(spec)
+
+
+def _launcher(spec: RunSpec) -> Launcher:
+    """The spec's launcher; one that starts processes begins to, while this one looks at the data."""
+    launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
+    launcher.warm_up()
+    return launcher
 
 
 def _choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
@@ -137,9 +181,18 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _carry_out(
-    spec: RunSpec, folder: RunFolder, resume: bool, allow_changes: bool, observers: Sequence[Observer]
+    spec: RunSpec,
+    launcher: Launcher,
+    folder: RunFolder,
+    resume: bool,
+    allow_changes: bool,
+    observers: Sequence[Observer],
 ) -> RunRecord:
-    from manyhands.worker import Job, work
+    from manyhands.worker import Job
+
+    def notice(text: str) -> None:
+        for observer in observers:
+            observer.notice(text)
 
     with ExitStack() as stack:
         stack.enter_context(folder.claimed())
@@ -148,23 +201,64 @@ def _carry_out(
         accept = frozenset[str]()
         if resume:
             before = folder.spec()
-            if changes := before.differences(spec):
-                if not allow_changes:
-                    raise UsageError(
-                        f"{folder.path} was started with other settings ({'; '.join(changes)}); "
-                        "go on all the same with --allow-changes"
-                    )
-                accept = frozenset({before.id})
+            if (changes := before.differences(spec)) and not allow_changes:
+                raise UsageError(
+                    f"{folder.path} was started with other settings ({'; '.join(changes)}); "
+                    "go on all the same with --allow-changes"
+                )
             record = folder.record()
             if record is not None and record.status in ("finished", "target") and not changes:
+                notice(f"{folder.path} is already finished")
                 for observer in observers:
-                    observer.notice(f"{folder.path} is already finished")
                     observer.ended(record)
                 return record
+            if moves := before.moves(spec):
+                notice(f"going on with {', '.join(moves)}: the same samples in the same order")
+            if changes or moves:
+                accept = frozenset({before.id})
         else:
             folder.create()
             folder.write_spec(spec)
-        launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
-        job = Job(spec, folder.path, resume, accept)
-        records: list[RunRecord] = launcher.launch(work, spec.workers, job, list(observers))
-        return records[0]
+        for left in leftovers.sweep():
+            notice(f"removed {left}, left behind by a run that was killed")
+        threads = spec.threads or max(1, environment.cores() // spec.workers)
+        job = Job(spec, folder.path, resume, accept, one_worker=history.one_worker(RUNS, spec, threads))
+        return _with_restarts(spec, launcher, folder, job, observers, notice)
+
+
+def _with_restarts(
+    spec: RunSpec,
+    launcher: Launcher,
+    folder: RunFolder,
+    job: Job,
+    observers: Sequence[Observer],
+    notice: Callable[[str], None],
+) -> RunRecord:
+    """Launch the gang, and again from the last checkpoint as often as the user allows."""
+    from manyhands.worker import how_to_go_on, work
+
+    def hear(message: tuple[str, Any]) -> None:
+        event, what = message
+        for observer in observers:
+            getattr(observer, event)(what)
+
+    care = Care(hear, notice, logs=folder.path / "logs", timeout=spec.timeout)
+    for attempt in itertools.count():
+        try:
+            records: list[RunRecord] = launcher.launch(
+                work, spec.workers, replace(job, resume=job.resume or attempt > 0, attempt=attempt), care=care
+            )
+            return records[0]
+        except WorkerFailedError as error:
+            if attempt == spec.restarts:
+                raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
+            notice(
+                f"{error}\nstarting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
+            )
+    raise AssertionError
+
+
+def _follow(spec: RunSpec, launcher: Launcher) -> RunRecord:
+    """Be a rank that torchrun or mpirun started beside the one that leads: do what that one says."""
+    records: list[RunRecord] = launcher.launch(print, spec.workers)
+    return records[0]

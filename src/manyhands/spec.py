@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -40,12 +41,20 @@ class RunSpec(BaseModel):
     evaluate_every: float = 1.0  # epochs
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
+    sync_batchnorm: bool = False  # statistics over the global batch; else over each worker's share
     device: Literal["auto", "cpu", "cuda"] = "auto"
     checkpoint_every: float = 60.0  # seconds; 0 is after every step
     keep: int = 3  # checkpoints
+    timeout: float | None = None  # seconds without a move that count as a hang; None adapts to the steps
+    restarts: int = 0  # after a worker failed, from the last checkpoint
 
-    # How often a run is saved does not change what it computes: no part of its id, free to change on resume.
-    incidental: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "keep"})
+    # What does not change what a run computes is no part of its id and free to change on resume,
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"launcher", "checkpoint_every", "keep", "timeout", "restarts"}
+    )
+    # nor does who computes it, beyond rounding: a part of the id, so that a study can tell runs apart, but
+    # free to change on resume, and the sample sequence goes on (law 6).
+    placement: ClassVar[frozenset[str]] = frozenset({"strategy", "transport", "workers", "threads"})
 
     @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")
     @classmethod
@@ -54,7 +63,14 @@ class RunSpec(BaseModel):
             raise ValueError(f"must be at least 1, got {value}")
         return value
 
-    @field_validator("epochs", "seconds", "evaluate_every")
+    @field_validator("restarts")
+    @classmethod
+    def _no_less_than_none(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError(f"must be 0 or more, got {value}")
+        return value
+
+    @field_validator("epochs", "seconds", "evaluate_every", "timeout")
     @classmethod
     def _positive(cls, value: float | None) -> float | None:
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -130,11 +146,19 @@ class RunSpec(BaseModel):
         return f"batch {self.batch} = {self.workers} worker{'s'[: self.workers > 1]} x {share}{accumulated}"
 
     def differences(self, other: RunSpec) -> list[str]:
-        """What it takes to come from this spec to the other: `batch 256 -> 512`."""
+        """What makes the other spec another computation: `batch 256 -> 512`."""
+        return self._changes(other, lambda name: name not in self.placement)
+
+    def moves(self, other: RunSpec) -> list[str]:
+        """What the other spec does the same with: `workers 4 -> 2`."""
+        return self._changes(other, lambda name: name in self.placement)
+
+    def _changes(self, other: RunSpec, counts: Callable[[str], bool]) -> list[str]:
         before, after = self._flat(), other._flat()
         pairs = (
             (name, before.get(name, _NOT_SET), after.get(name, _NOT_SET))
             for name in sorted({**before, **after})
+            if counts(name)
         )
         return [f"{name} {_plain(old)} -> {_plain(new)}" for name, old, new in pairs if old != new]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from manyhands.clock import Clock
@@ -13,8 +13,8 @@ from manyhands.errors import DivergedError
 from manyhands.feed import Feed, evaluate
 from manyhands.record import Observer, StepRecord
 from manyhands.spec import RunSpec
-from manyhands.stopping import Stop
-from manyhands.strategies.base import Worker
+from manyhands.strategies.base import Votes, Worker
+from manyhands.transports.base import Transport
 
 Ending = Literal["finished", "target", "interrupted"]
 
@@ -35,43 +35,57 @@ class Position:
 
 @dataclass
 class Trainer:
-    """Everything one worker needs, already built. The spec is resolved: nothing in it is left to the task."""
+    """Everything one worker needs, already built. The spec is resolved: nothing in it is left to the task.
+
+    What depends on a clock or a signal is voted on, so that all workers do the same thing after the same
+    step; everything else follows from numbers that all of them have.
+    """
 
     spec: RunSpec
     worker: Worker
+    transport: Transport
     schedule: Callable[[int], float]  # samples seen -> learning rate
     feed: Feed
     clock: Clock
     observers: list[Observer]
     save: Callable[[Position], None]
-    stop: Stop
+    asked_to_stop: Callable[[], bool]
+    _saved: float = field(default=0.0, init=False)
 
     def run(self, here: Position) -> Ending:
         """Train from here until something ends it, and say what."""
-        clock = self.clock
-        saved = clock.seconds
-        ending = self.ending(here)
+        self._saved = self.clock.seconds
+        ending = self.ending(here, Votes())
         with closing(self.feed.read(here.samples)) as reader:
             while ending is None:
                 batch = next(reader)
                 lr = self.schedule(here.samples)
-                here.loss = self.worker.step(batch.micro_batches, batch.size, lr)
+                here.loss, votes = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
                 here.step, here.samples = here.step + 1, here.samples + batch.size
                 if not math.isfinite(here.loss):
                     raise diverged(here, lr)
-                ending = self.ending(here)
+                ending = self.ending(here, votes)
                 test_loss = None
                 if ending == "finished" or self.milestone(here.samples, batch.size):
                     test_loss = self.evaluate(here)
-                    ending = ending or self.ending(here)
+                    ending = ending or self.ending(here, votes)
                 self.tell(here, batch.epoch, lr, test_loss)
-                if ending is not None or clock.seconds - saved >= self.spec.checkpoint_every:
-                    with clock.phase("checkpoint"):
+                if ending is not None or votes.save:
+                    with self.clock.phase("checkpoint"):
                         self.save(here)
-                    saved = clock.seconds
+                    self._saved = self.clock.seconds
         return ending
 
-    def ending(self, here: Position) -> Ending | None:
+    def votes(self) -> Votes:
+        """What this worker would like; rank 0's clock is everybody's."""
+        clock, spec, leads = self.clock, self.spec, self.transport.rank == 0
+        return Votes(
+            stop=self.asked_to_stop(),
+            over=leads and spec.seconds is not None and clock.training_seconds >= spec.seconds,
+            save=leads and clock.seconds - self._saved >= spec.checkpoint_every,
+        )
+
+    def ending(self, here: Position, votes: Votes) -> Ending | None:
         """What ends the run here, if anything does; a signal at the last step comes too late to matter."""
         spec = self.spec
         if spec.stop_at_target and here.target_samples is not None:
@@ -79,10 +93,10 @@ class Trainer:
         if (
             here.samples >= self.feed.horizon(spec)
             or (spec.samples is not None and here.samples >= spec.samples)
-            or (spec.seconds is not None and self.clock.training_seconds >= spec.seconds)
+            or votes.over
         ):
             return "finished"
-        return "interrupted" if self.stop.signal is not None else None
+        return "interrupted" if votes.stop else None
 
     def milestone(self, samples: int, size: int) -> bool:
         """Whether the last `size` samples crossed a multiple of `evaluate_every` epochs."""
@@ -95,7 +109,7 @@ class Trainer:
         assert target is not None
         seconds = self.clock.training_seconds
         with self.clock.phase("evaluation"):
-            here.metric, loss = evaluate(self.worker.model, self.feed)
+            here.metric, loss = evaluate(self.worker.model, self.feed, self.transport)
         if here.best_metric is None or metric.reached(here.metric, here.best_metric):
             here.best_metric = here.metric
         if here.target_samples is None and metric.reached(here.metric, target):
@@ -104,6 +118,8 @@ class Trainer:
 
     def tell(self, here: Position, epoch: int, lr: float, test_loss: float | None) -> None:
         """Tell everyone who follows the run about the step that was just made."""
+        if not self.observers:
+            return
         record = StepRecord(
             step=here.step,
             epoch=epoch,

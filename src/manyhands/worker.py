@@ -1,45 +1,34 @@
 """What one worker does with a job: build everything from the spec, train, and leave a record.
 
-It takes one picklable job and its place in the gang, so that any launcher can run it anywhere.
+It takes one picklable job and its place in the gang, so that any launcher can run it anywhere. All ranks
+train; rank 0 also writes the run's folder and tells its parent what happens.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-import random
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import safetensors.torch
-import torch
 from torch import Tensor
 
-from manyhands import axes, environment
-from manyhands.allocator import kept_memory
+from manyhands import environment
 from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
-from manyhands.clock import Clock, training_phases
-from manyhands.data.order import Order, Share
+from manyhands.clock import training_phases
+from manyhands.data.order import key
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError
-from manyhands.feed import Feed
 from manyhands.files import write_atomically
 from manyhands.folder import Journal, RunFolder
-from manyhands.launchers.base import Place
-from manyhands.record import Observer, RunRecord, Start, Status
-from manyhands.resolve import choose_device, make_recipe
+from manyhands.place import Line, Place
+from manyhands.record import Observer, OneWorker, RunRecord, Start, Status, StepRecord
 from manyhands.spec import RunSpec
+from manyhands.station import Station, own_state, seed, threads_of
 from manyhands.stopping import Stop
-from manyhands.strategies import STRATEGIES
-from manyhands.strategies.base import Compute, Setup, Timed, Worker
-from manyhands.tasks import find
-from manyhands.tasks.base import Task
 from manyhands.trainer import Position, Trainer
-from manyhands.transports import TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -50,100 +39,143 @@ class Job:
     folder: Path
     resume: bool = False
     accept: frozenset[str] = frozenset()  # ids of other specs whose checkpoints are welcome
+    attempt: int = 0  # how often this run was started again after a worker failed
+    one_worker: OneWorker | None = None  # the last such run of this task, to compare speeds with
 
 
-def work(place: Place, job: Job, observers: list[Observer]) -> RunRecord:
-    """Be one worker of a run, from building the model to the record."""
-    spec = job.spec
-    threads = spec.threads or max(1, environment.cores() // spec.workers)
-    with _own_torch_state(threads), kept_memory(), Stop() as stop:
-        session = Session(place, job, observers, threads, stop)
-        return session.run()
+def work(place: Place, job: Job) -> RunRecord | None:
+    """Be one worker of a run, from building the model to the record, which is rank 0's to return."""
+    threads = threads_of(job.spec, place)
+    with own_state(threads), Stop() as stop:
+        return Session(place, job, threads, stop).run()
+
+
+class Relay:
+    """An observer that tells the parent, whose observers are the ones that a person sees."""
+
+    def __init__(self, line: Line) -> None:
+        self._tell = line.tell
+
+    def started(self, start: Start) -> None:
+        """Passed on."""
+        self._tell(("started", start))
+
+    def stepped(self, step: StepRecord) -> None:
+        """Passed on."""
+        self._tell(("stepped", step))
+
+    def ended(self, record: RunRecord) -> None:
+        """Passed on."""
+        self._tell(("ended", record))
+
+    def notice(self, text: str) -> None:
+        """Passed on."""
+        self._tell(("notice", text))
+
+    def close(self) -> None:
+        """The parent closes its own."""
+
+
+class Report(NamedTuple):
+    """What rank 0 needs to know of every rank for the record."""
+
+    phases: dict[str, float]
+    peak_memory: int
+    traffic: dict[str, dict[str, float]]
 
 
 class Session:
     """One sitting of a run: built from a job, ended with a record."""
 
-    def __init__(self, place: Place, job: Job, observers: list[Observer], threads: int, stop: Stop) -> None:
+    def __init__(self, place: Place, job: Job, threads: int, stop: Stop) -> None:
         spec = self.spec = job.spec
+        self.place, self.job, self.leads = place, job, place.rank == 0
         self.folder = RunFolder(job.folder)
-        self.device = choose_device(spec.device)
-        self.environment = environment.describe(threads, str(self.device))
         self.journal = Journal(self.folder)
-        self.observers: list[Observer] = [self.journal, *observers]
+        self.observers: list[Observer] = [self.journal, Relay(place.line)] if self.leads else []
         self.checkpoints = Checkpoints(self.folder.checkpoints, spec.id, spec.keep)
-        self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
-        self.task = _at_home(find.build(spec.task, spec.options), self.device, _dtype(spec))
-        self.recipe = make_recipe(spec, self.task)
-        assert spec.batch is not None
-        order = Order(len(self.task.train), spec.batch, spec.seed)
-        share = Share(place.rank, place.size, spec.accumulate)
-        self.feed = Feed(self.task, order, share, self.device, _dtype(spec), self.clock)
-        self.horizon = self.feed.horizon(spec)
-        self.worker = self._worker()
-        schedule = self.recipe.schedule(spec.batch, order.n, self.horizon)
-        self.trainer = Trainer(
-            spec, self.worker, schedule, self.feed, self.clock, self.observers, self._save, stop
+        self.stop = stop
+        station = self.station = Station(place, spec, drill=job.attempt == 0)
+        self.environment = environment.describe(threads, str(station.device))
+        self.clock, self.task, self.recipe, self.feed = (
+            station.clock,
+            station.task,
+            station.recipe,
+            station.feed,
         )
-        self.here = self._position(job)
+        self.trainer = Trainer(
+            spec,
+            station.worker,
+            station.transport,
+            station.schedule,
+            station.feed,
+            station.clock,
+            self.observers,
+            self._save,
+            lambda: self._signal is not None,
+        )
+        self.here = self._position()
 
-    def run(self) -> RunRecord:
+    def run(self) -> RunRecord | None:
         """Train, and write down how it ended, whichever way."""
         try:
             return self._run()
         except StorageError as error:
-            raise StorageError(f"{error}; {self._how_to_go_on()}") from error
+            raise StorageError(f"{error}; {how_to_go_on(self.folder)}") from error
         finally:
             self.journal.close()
+            self.station.close()
 
-    def _run(self) -> RunRecord:
-        self.folder.reopen(self.spec, self.environment)
+    def _run(self) -> RunRecord | None:
+        if self.leads:
+            self.folder.reopen(self.spec, self.environment)
         start = self._start()
         for observer in self.observers:
             observer.started(start)
+        self.station.begin()
         self.clock.start(self.clock.totals)  # what was built and opened until here is not training
         try:
             ending = self.trainer.run(self.here)
         except DivergedError as error:
             self.journal.flush()
-            self._finish("diverged", str(error))
+            if self._finish("diverged", str(error)) is None:
+                return None  # one sentence is enough, and rank 0 says it
             raise
         with self.clock.phase("checkpoint"):
             self.journal.flush()
-            if ending != "interrupted":
+            if ending != "interrupted" and self.leads:
                 self._write_model()
-        if ending == "interrupted":
-            number = self.trainer.stop.signal or signal.SIGINT
-            name = signal.Signals(number).name
-            message = f"interrupted by {name} at step {self.here.step:,}; {self._how_to_go_on()}"
-            self._finish(ending, message)
-            raise InterruptedRunError(message, number)
-        return self._finish(ending)
+        if ending != "interrupted":
+            return self._finish(ending)
+        number = self._signal or signal.SIGTERM
+        name = signal.Signals(number).name
+        message = f"interrupted by {name} at step {self.here.step:,}; {how_to_go_on(self.folder)}"
+        if self._finish(ending, message) is None:
+            return None
+        raise InterruptedRunError(message, number)
 
-    def _worker(self) -> Worker:
-        """The strategy's worker around a model that is the same for the same seed, wherever it is built."""
-        _seed(self.spec.seed)
-        model = self.task.model().to(self.device, _dtype(self.spec))
-        transport = axes.member("transport", TRANSPORTS, self.spec.transport)()
-        strategy = axes.member("strategy", STRATEGIES, self.spec.strategy)
-        compute = Timed(Compute(self.task.loss), self.clock)
-        worker: Worker = strategy(Setup(model, self.recipe, compute, transport))
-        return worker
+    @property
+    def _signal(self) -> int | None:
+        return self.stop.signal or self.place.line.stop
 
-    def _position(self, job: Job) -> Position:
+    def _position(self) -> Position:
         """Where to begin: at zero, or at the last good checkpoint."""
+        job = self.job
         saved = self.checkpoints.latest(self._say, job.accept) if job.resume else None
         if saved is None:
             if job.resume:
                 self._say(f"{job.folder} has no checkpoint yet: starting from the beginning")
-            self.folder.keep_steps(0)
+            if self.leads:
+                self.folder.keep_steps(0)
             self.clock.start()
-            return Position()
+            return self.station.position
         here = Position(**saved.state["position"])
         here.resumed += 1
-        self.worker.load_state(self._usable(saved))
-        restore_random_state(saved.tensors, saved.state["random"])
-        self.folder.keep_steps(here.step)
+        self.station.position = here
+        self.station.worker.load_state(self._usable(saved))
+        self._restore_random_state(saved, here.step)
+        if self.leads:
+            self.folder.keep_steps(here.step)
         self.clock.start(saved.state["clock"])
         if job.accept:
             self._save(here)  # from here on it is the changed spec's
@@ -159,17 +191,40 @@ class Session:
 
     def _save(self, here: Position) -> None:
         self.journal.flush()
-        tensors, numbers = random_state()
-        state = {
+        state = self.station.worker.state()  # all ranks put it together, rank 0 writes it
+        randoms = self.place.line.exchange(random_state())
+        if not self.leads:
+            return
+        tensors = {
+            _random_name(name, rank): tensor
+            for rank, (held, _) in enumerate(randoms)
+            for name, tensor in held.items()
+        }
+        numbers = {
             "position": asdict(here),
             "clock": self.clock.totals,
-            "random": numbers,
+            "random": [numbers for _, numbers in randoms],
             "optimizer": self.recipe.optimizer,
         }
-        self.checkpoints.save(here.step, {**self.worker.state(), **tensors}, state)
+        self.checkpoints.save(here.step, {**state, **tensors}, numbers)
+
+    def _restore_random_state(self, saved: Checkpoint, step: int) -> None:
+        """This rank's own where the checkpoint has it; a rank it does not know begins anew."""
+        rank, numbers = self.place.rank, saved.state["random"]
+        numbers = [numbers] if isinstance(numbers, dict) else numbers  # 0.1.0 had one worker
+        if rank >= len(numbers):
+            seed(key(self.spec.seed, rank, step))
+            return
+        mark = _random_name("random/", rank)
+        own = {
+            name.replace(mark, "random/", 1): tensor
+            for name, tensor in saved.tensors.items()
+            if name.startswith(mark)
+        }
+        restore_random_state(own, numbers[rank])
 
     def _write_model(self) -> None:
-        tensors = separate(self.worker.model.state_dict())
+        tensors = separate(self.station.worker.model.state_dict())
         # one entry, because safetensors writes several in any order: the same run is the same file
         metadata = {"manyhands": json.dumps({"task": self.task.name, "run": self.spec.id})}
         write_atomically(self.folder.model, safetensors.torch.save(tensors, metadata))
@@ -178,11 +233,6 @@ class Session:
         for observer in self.observers:
             observer.notice(text)
 
-    def _how_to_go_on(self) -> str:
-        steps = [int(path.stem.removeprefix("step-")) for path in self.checkpoints.paths()]
-        last = f"the last checkpoint is of step {steps[-1]:,}" if steps else "there is no checkpoint yet"
-        return f"{last}; continue with: manyhands train --resume {self.folder.path}"
-
     def _start(self) -> Start:
         here, task, environment_ = self.here, self.task, self.environment
         assert self.spec.target is not None
@@ -190,10 +240,10 @@ class Session:
             run=str(self.folder.path),
             spec=self.spec,
             recipe_line=self._recipe_line(),
-            parameters=sum(parameter.numel() for parameter in self.worker.model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.station.worker.model.parameters()),
             unit=task.unit,
             train_samples=len(task.train),
-            horizon=min(self.horizon, self.spec.samples or self.horizon),
+            horizon=min(self.station.horizon, self.spec.samples or self.station.horizon),
             threads=environment_.threads,
             device=environment_.device,
             metric_name=task.metric.name,
@@ -201,17 +251,22 @@ class Session:
             step=here.step,
             samples=here.samples,
             seconds=self.clock.training_seconds,
+            one_worker=self.job.one_worker,
         )
 
     def _recipe_line(self) -> str:
         assert self.spec.batch is not None
-        return self.recipe.describe(self.spec.batch, self.feed.order.n, self.horizon)
+        return self.recipe.describe(self.spec.batch, self.feed.order.n, self.station.horizon)
 
-    def _finish(self, status: Status, message: str | None = None) -> RunRecord:
-        """Write the record and tell everyone."""
+    def _finish(self, status: Status, message: str | None = None) -> RunRecord | None:
+        """Write the record and tell everyone; None at all ranks but 0, which only report to it."""
         spec, here, start = self.spec, self.here, self._start()
-        phases = self.clock.stopped()
-        seconds, training = sum(phases.values()), sum(training_phases(phases).values())
+        traffic = {name: asdict(each) for name, each in self.station.traffic.traffic.items()}
+        mine = Report(self.clock.stopped(), environment.peak_memory(), traffic)
+        reports: list[Report] = self.place.line.exchange(mine)
+        if not self.leads:
+            return None
+        seconds, training = sum(mine.phases.values()), sum(training_phases(mine.phases).values())
         record = RunRecord(
             id=spec.id,
             run=start.run,
@@ -237,8 +292,10 @@ class Session:
             target=start.target,
             target_samples=here.target_samples,
             target_seconds=here.target_seconds,
-            phases=[phases],
-            peak_memory=environment.peak_memory(),
+            phases=[report.phases for report in reports],
+            traffic=[report.traffic for report in reports],
+            hosts=list(self.place.hosts),
+            peak_memory=max(report.peak_memory for report in reports),
             resumed=here.resumed,
             environment=self.environment,
         )
@@ -248,33 +305,13 @@ class Session:
         return record
 
 
-@contextmanager
-def _own_torch_state(threads: int) -> Iterator[None]:
-    """Threads and random state are the worker's own while it works; then its process gets its own back."""
-    before = torch.get_num_threads()
-    tensors, numbers = random_state()
-    deterministic = torch.backends.cudnn.deterministic
-    torch.set_num_threads(threads)
-    torch.backends.cudnn.deterministic = True  # law 6: a resumed run is bit-identical
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = deterministic
-        torch.set_num_threads(before)
-        restore_random_state(tensors, numbers)
+def how_to_go_on(folder: RunFolder) -> str:
+    """What a user can do after a run ended before its end."""
+    steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(folder.checkpoints, "").paths()]
+    last = f"the last checkpoint is of step {steps[-1]:,}" if steps else "there is no checkpoint yet"
+    return f"{last}; continue with: manyhands train --resume {folder.path}"
 
 
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
-def _dtype(spec: RunSpec) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return dtype
-
-
-def _at_home(task: Task, device: torch.device, dtype: torch.dtype) -> Task:
-    """The task with its own preprocessing on this device; the built task is shared and stays as it is."""
-    return replace(task, preprocess=copy.deepcopy(task.preprocess).to(device, dtype))
+def _random_name(name: str, rank: int) -> str:
+    """Rank 0's keep their names, so that any strategy's checkpoint is like one worker's."""
+    return name if rank == 0 else name.replace("random/", f"random/{rank}/", 1)

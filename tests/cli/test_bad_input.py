@@ -60,11 +60,72 @@ TABLE = {
     ),
     "unknown strategy": (
         "train digits-mlp --strategy singel",
-        "unknown strategy 'singel' (did you mean 'single'? known: single)",
+        "unknown strategy 'singel' (did you mean 'single'? known: single, allreduce)",
     ),
     "single with two workers": (
-        "train digits-mlp --workers 2",
+        "train digits-mlp --strategy single --workers 2",
         "strategy single has one worker, but workers is 2",
+    ),
+    "workers that are no number": (
+        "train digits-mlp --workers many",
+        "--workers takes a whole number or auto, got 'many'",
+    ),
+    "more workers than samples in a batch": (
+        "train digits-mlp --workers 5 --batch 4",
+        "5 workers cannot share a batch of 4: some would have no sample",
+    ),
+    "unknown transport": (
+        "train digits-mlp --workers 2 --transport smh",
+        "unknown transport 'smh' (did you mean 'shm'? known: solo, threads, shm, torch, mpi)",
+    ),
+    "unknown launcher": (
+        "train digits-mlp --workers 2 --launcher slurm",
+        "unknown launcher 'slurm' (known: inline, local, env, mpi)",
+    ),
+    "nobody to talk to": (
+        "train digits-mlp --workers 2 --transport solo",
+        "transport solo has one rank, but workers is 2: use shm, torch or mpi",
+    ),
+    "several workers in one process": (
+        "train digits-mlp --workers 2 --launcher inline",
+        "launcher inline runs one worker, but workers is 2: use local",
+    ),
+    "nobody started by torchrun": (
+        "train digits-mlp --launcher env",
+        "launcher env takes the processes that torchrun, mpirun or srun started, and none of them did (RANK, "
+        "OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not set)",
+    ),
+    "MPI without mpirun": (
+        "train digits-mlp --workers 2 --transport mpi --launcher local",
+        "transport mpi needs workers that mpirun started: use --launcher mpi, or mpirun -n 2 manyhands train "
+        "...",
+    ),
+    "restarts of what is not started": (
+        "train digits-mlp --restarts 2 --launcher inline",
+        "--restarts starts workers again, which launcher inline cannot: use local or mpi (torchrun has "
+        "--max-restarts)",
+    ),
+    "negative restarts": (
+        "train digits-mlp --workers 2 --restarts -1",
+        "restarts must be 0 or more, got -1",
+    ),
+    "no patience": ("train digits-mlp --timeout 0", "timeout must be a number above 0, got 0"),
+    "batch norm over nobody's samples": (
+        "train digits-mlp --workers 3 --batch 1436 --sync-batchnorm",
+        "--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last of an "
+        "epoch has 1 of 1,437: choose another batch",
+    ),
+    "auto for a strategy of its own": (
+        "train digits-mlp --workers auto --strategy hogwild",
+        "unknown strategy 'hogwild' (known: single, allreduce)",
+    ),
+    "verify an unknown strategy": (
+        "verify digits-mlp --strategy alreduce",
+        "unknown strategy 'alreduce' (did you mean 'allreduce'? known: single, allreduce)",
+    ),
+    "verify more workers than samples": (
+        "verify digits-mlp --workers 70",
+        "70 workers cannot share a batch of 65: some would have no sample",
     ),
     "no such file": ("train nothing.py:task", "there is no file nothing.py"),
     "a file without that task": (

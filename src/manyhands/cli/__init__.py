@@ -11,8 +11,8 @@ from pathlib import Path
 import typer
 
 from manyhands import __version__
-from manyhands.cli import doctor, list_, show, study, train
-from manyhands.errors import ManyhandsError
+from manyhands.cli import doctor, list_, show, study, train, verify
+from manyhands.errors import ManyhandsError, UsageError
 
 app = typer.Typer(
     name="manyhands",
@@ -24,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
 app.command("study", epilog=study.EXAMPLES)(study.study)
 app.command("list", epilog=list_.EXAMPLES)(list_.list_)
 app.command("show", epilog=show.EXAMPLES)(show.show)
@@ -47,7 +48,7 @@ def answer(arguments: list[str]) -> int:
     try:
         outcome = typer.main.get_command(app).main(arguments, prog_name="manyhands", standalone_mode=False)
     except ManyhandsError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, common=isinstance(error, UsageError))
     except typer.Abort:
         return _fail("interrupted", 130)
     except KeyboardInterrupt:
@@ -63,8 +64,10 @@ def answer(arguments: list[str]) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+def _fail(message: str, code: int, *, common: bool = False) -> int:
+    """Say it, further lines below the first; of what all ranks on a host find wrong, one speaks."""
+    if not common or os.environ.get("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) == "0":
+        print("error: " + message.replace("\n", "\n       "), file=sys.stderr)
     return code
 
 

@@ -13,6 +13,7 @@ import typer
 
 from manyhands import environment, words
 from manyhands.environment import version
+from manyhands.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -48,7 +49,7 @@ def doctor(
 
 def examine() -> list[Finding]:
     """Every check, the most important first."""
-    return [_torch(), _threads(), *_space(), *_data(), *_extras()]
+    return [_torch(), _threads(), *_space(), _mpi(), *_data(), *_extras()]
 
 
 def _torch() -> Finding:
@@ -99,6 +100,18 @@ def _space() -> list[Finding]:
         state: Literal["ok", "warn"] = "ok" if free >= least else "warn"
         findings.append(Finding(state, about, f"{words.size(free)} free in {folder}"))
     return findings
+
+
+def _mpi() -> Finding:
+    from manyhands.launchers.mpi import find_mpirun
+
+    found = version("mpi4py")
+    if found is None:
+        return Finding("miss", "mpi", "needs mpi4py: pip install 'manyhands[mpi]'")
+    try:
+        return Finding("ok", "mpi", f"mpi4py {found}, {find_mpirun()}")
+    except UsageError as error:
+        return Finding("miss", "mpi", str(error))
 
 
 def _data() -> list[Finding]:

@@ -13,6 +13,12 @@ EXAMPLES = """Examples:
 
 manyhands train mnist-cnn --batch 512 --epochs 3
 
+manyhands train mnist-cnn --workers 2
+
+torchrun --nproc-per-node 2 -m manyhands train mnist-cnn
+
+mpirun -n 2 manyhands train mnist-cnn
+
 manyhands train mnist-cnn --set width=2 --set recipe.warmup=1
 
 manyhands train my_task.py:flowers --lr 0.05 --json
@@ -36,8 +42,21 @@ def train(
             help="An option of the task, or recipe.KEY=VALUE of the recipe; repeatable.",
         ),
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help="How the work is divided. [default: single]")] = None,
-    workers: Annotated[int | None, typer.Option(help="How many workers. [default: 1]")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="How the work is divided. [default: single; allreduce for several workers]"),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="How many workers, or auto: measure for a few seconds and choose. [default: 1]"),
+    ] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="How workers exchange tensors. [default: shm on one host]")
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(help="Where workers run. [default: local; env under torchrun, mpirun and srun]"),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads a worker. [default: cores / workers]")] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples a step, over all workers. [default: the task's]")
@@ -52,6 +71,10 @@ def train(
         float | None, typer.Option(help="Learning rate a 256 samples; short for --set recipe.lr=.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters and sample order. [default: 0]")] = None,
+    sync_batchnorm: Annotated[
+        bool | None,
+        typer.Option("--sync-batchnorm", help="Batch norm over the global batch, not a worker's share."),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64. [default: float32]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [default: auto]")] = None,
     epochs: Annotated[
@@ -74,6 +97,14 @@ def train(
         float | None, typer.Option(help="Seconds between checkpoints; 0 is every step. [default: 60]")
     ] = None,
     keep: Annotated[int | None, typer.Option(help="Checkpoints to keep. [default: 3]")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds without a move that count as a hang. [default: adapts to the steps]"),
+    ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="Start again from the last checkpoint when a worker fails. [default: 0]"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/TASK-ID]")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in TASK, --out or runs/TASK-ID.")
@@ -90,12 +121,18 @@ def train(
     ] = False,
 ) -> None:
     """Train a task and leave a run folder with its record, model and checkpoints."""
+    from manyhands.arrange import leads
     from manyhands.run import train as run
 
     options, recipe_options = parse_set(set_ or [])
     given: dict[str, Any] = {
         "strategy": strategy,
-        "workers": workers,
+        "workers": count_of(workers),
+        "transport": transport,
+        "launcher": launcher,
+        "sync_batchnorm": sync_batchnorm,
+        "timeout": timeout,
+        "restarts": restarts,
         "threads": threads,
         "batch": batch,
         "accumulate": accumulate,
@@ -125,8 +162,18 @@ def train(
         track=track or [],
         **settings,
     )
-    if json:
+    if json and leads():
         print(record.model_dump_json(indent=2))
+
+
+def count_of(workers: str | None) -> int | str | None:
+    """`2`, or `auto`."""
+    if workers is None or workers == "auto":
+        return workers
+    try:
+        return int(workers)
+    except ValueError:
+        raise UsageError(f"--workers takes a whole number or auto, got {workers!r}") from None
 
 
 def parse_set(pairs: list[str]) -> tuple[dict[str, str], dict[str, str]]:

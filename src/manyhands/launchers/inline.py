@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar, final
 
 from manyhands.errors import UsageError
-from manyhands.launchers.base import Place
+from manyhands.launchers.base import PLAIN, Care
+from manyhands.place import Alone, Place
 
 T = TypeVar("T")
 
@@ -17,22 +17,36 @@ T = TypeVar("T")
 class Inline:
     """Calls the function, here and now."""
 
-    def launch(self, function: Callable[..., Any], workers: int, *arguments: Any) -> list[Any]:
-        """Run the one worker and return its result in a list."""
+    leads = True
+
+    def warm_up(self) -> None:
+        """Nothing takes long."""
+
+    def launch(
+        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
+    ) -> list[Any]:
+        """Run the one worker and return its result in a list; what it tells is heard at once.
+
+        What it raises is raised as it is: nobody is there to look after this process but itself.
+        """
         if workers != 1:
             raise UsageError(f"the inline launcher runs 1 worker, not {workers}")
-        return [function(Place(0, 1, socket.gethostname()), *arguments)]
+        return [function(Place(line=Alone(care.hear)), *arguments)]
 
     def executor(self, workers: int) -> Executor:
         """An executor whose calls are done when `submit` returns."""
-        return _InlineExecutor()
+        return InlineExecutor()
 
 
-class _InlineExecutor(Executor):
+@final
+class InlineExecutor(Executor):
+    """Every call is done when `submit` returns."""
+
     def __init__(self) -> None:
         self._closed = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call it."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[T] = Future()
@@ -44,4 +58,5 @@ class _InlineExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing is running."""
         self._closed = True

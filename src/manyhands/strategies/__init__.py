@@ -6,4 +6,8 @@ STRATEGIES: dict[str, Member] = {
     "single": Member(
         "manyhands.strategies.single:Single", "one worker does everything: what the others are judged by"
     ),
+    "allreduce": Member(
+        "manyhands.strategies.allreduce:allreduce",
+        "synchronous data parallelism: every worker a share of each batch, gradients summed",
+    ),
 }

@@ -12,16 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from manyhands.clock import Clock
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.transports.base import Transport
+
+Norm = Callable[[list[Tensor]], Tensor]
+
+
+class Votes(NamedTuple):
+    """What a worker wishes to happen after a step: what any of them wishes happens at all of them."""
+
+    stop: bool = False  # a signal asked for it
+    over: bool = False  # the time is spent
+    save: bool = False  # a checkpoint is due
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a wish at all."""
+        return self.stop or self.over or self.save
+
+
+class Outcome(NamedTuple):
+    """What all workers know after a step."""
+
+    loss: float  # the mean over the global batch, before the update
+    votes: Votes  # of all workers together
 
 
 class Compute:
@@ -39,14 +61,17 @@ class Compute:
         """Add the gradients of a loss to the parameters'."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def clip(self, parameters: Iterable[Tensor], bound: float) -> None:
-        """Scale the whole gradient down to a norm of at most `bound`."""
-        clip_grad_norm_(parameters, bound)
+    def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
+        """Scale the whole gradient down to a norm of at most `bound`; `norm` may know of parts elsewhere."""
+        held = list(parameters)
+        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+        clip_grads_with_norm_(held, bound, norm(gradients))
 
-    def update(self, optimizer: Optimizer) -> None:
-        """Take one optimiser step and forget the gradients."""
+    def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
+        """Take one optimiser step, and forget the gradients unless they live in memory of the strategy's."""
         optimizer.step()
-        optimizer.zero_grad()
+        if forget:
+            optimizer.zero_grad()
 
 
 class Timed(Compute):
@@ -65,15 +90,15 @@ class Timed(Compute):
         with self._clock.phase("backward"):
             self._inner.backward(loss)
 
-    def clip(self, parameters: Iterable[Tensor], bound: float) -> None:
+    def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
         """Timed as optimiser."""
         with self._clock.phase("optimiser"):
-            self._inner.clip(parameters, bound)
+            self._inner.clip(parameters, bound, norm)
 
-    def update(self, optimizer: Optimizer) -> None:
+    def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
         """Timed as optimiser."""
         with self._clock.phase("optimiser"):
-            self._inner.update(optimizer)
+            self._inner.update(optimizer, forget=forget)
 
 
 @dataclass(frozen=True)
@@ -84,6 +109,7 @@ class Setup:
     recipe: Recipe
     compute: Compute
     transport: Transport
+    sync_batchnorm: bool = False  # statistics over the global batch instead of each worker's share
 
 
 class Worker(Protocol):
@@ -91,11 +117,16 @@ class Worker(Protocol):
 
     model: nn.Module  # whole, ready to evaluate
 
-    def step(self, micro_batches: Iterable[Batch], total: int, lr: float) -> float:
-        """Train on this worker's part of a global batch of `total` samples; return the global mean loss."""
+    def step(
+        self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
+    ) -> Outcome:
+        """Train on this worker's part of a global batch of `total` samples.
+
+        `votes` is asked as late as possible; what it answers travels with what is exchanged anyway.
+        """
 
     def state(self) -> dict[str, Tensor]:
-        """Whole tensors by name, independent of the strategy and the number of workers."""
+        """Whole tensors by name, independent of the strategy and the number of workers; all of them ask."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state."""
+        """Continue from a state; all of them do, with the same."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
-from manyhands.strategies.base import Setup
+from manyhands.strategies.base import Outcome, Setup, Votes
 
 
 @final
@@ -25,7 +25,9 @@ class Single:
             setup.recipe, self.model.named_parameters(), optimizers.undecayed(self.model)
         )
 
-    def step(self, micro_batches: Iterable[Batch], total: int, lr: float) -> float:
+    def step(
+        self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
+    ) -> Outcome:
         """Sum the micro-batches' weighted gradients, which is the global batch's mean gradient."""
         mean = 0.0
         for batch in micro_batches:
@@ -36,7 +38,7 @@ class Single:
             self._compute.clip(self.model.parameters(), self._clip)
         optimizers.set_rate(self._optimizer, lr)
         self._compute.update(self._optimizer)
-        return mean
+        return Outcome(mean, votes())
 
     def state(self) -> dict[str, Tensor]:
         """The model's and the optimiser's tensors."""

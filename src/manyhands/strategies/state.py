@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands.errors import CheckpointError
 
+_COUNTERS = ("step",)  # one number a parameter, the same at every worker; the rest has the parameter's shape
+Whole = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+Part = Callable[[str, Tensor], Tensor]
 
-def pack(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Name every tensor that a step reads and writes."""
+
+def pack(model: nn.Module, optimizer: Optimizer, whole: Whole = dict) -> dict[str, Tensor]:
+    """Name every tensor that a step reads and writes.
+
+    Where workers hold slices of the optimiser's state, `whole` puts the slices of one kind together.
+    """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    kinds: dict[str, dict[str, Tensor]] = {}
     for name, parameter in _named(optimizer):
         for what, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):  # SGD without momentum remembers a None
+            if what in _COUNTERS:
                 tensors[f"optimizer/{what}/{name}"] = value
+            elif isinstance(value, Tensor):  # SGD without momentum remembers a None
+                kinds.setdefault(what, {})[name] = value
+    for what, pieces in sorted(kinds.items()):
+        tensors |= {f"optimizer/{what}/{name}": tensor for name, tensor in whole(pieces).items()}
     return tensors
 
 
-def unpack(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
-    """Put a packed state into a model and an optimiser of the same shapes."""
+def _everything(name: str, tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def unpack(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, part: Part = _everything
+) -> None:
+    """Put a packed state into a model and an optimiser of the same shapes, or this worker's `part` of it."""
     own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     saved = {name for name in tensors if name.startswith("model/")}
     if odd := sorted(own.keys() ^ saved):
@@ -39,7 +57,8 @@ def unpack(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer
     for name, parameter in _named(optimizer):
         if name in remembered:
             optimizer.state[parameter] = {
-                what: value.to(parameter.device, copy=True) for what, value in remembered[name].items()
+                what: (value if what in _COUNTERS else part(name, value)).to(parameter.device, copy=True)
+                for what, value in remembered[name].items()
             }
 
 

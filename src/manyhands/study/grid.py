@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manyhands.arrange import arrange
 from manyhands.errors import UsageError, choices
 from manyhands.run import check
 from manyhands.spec import RunSpec
@@ -45,4 +46,4 @@ def expand(table: dict[str, Any]) -> list[RunSpec]:
     """One table of RunSpec's fields; where a field is a list, a cell for each of its values."""
     lists = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
     combinations = itertools.product(*lists.values())
-    return [RunSpec.of(**dict(zip(lists, values, strict=True))) for values in combinations]
+    return [RunSpec.of(**arrange(dict(zip(lists, values, strict=True)))) for values in combinations]

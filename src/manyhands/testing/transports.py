@@ -1,99 +1,355 @@
-"""What every transport promises: subclass, say how to make a group, and pytest does the rest."""
+"""What every transport promises: subclass, say how to make a gang, and pytest does the rest.
+
+What a rank does is a function of a module, not of a test, so that it can be sent to a process.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor, nn
 
+from manyhands.errors import DeadlineError, PeerLostError
 from manyhands.transports.base import Transport
 
-DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 0, 4))
+# Bytes around the limits at which a transport may cut a tensor in pieces, and some megabytes.
+LENGTHS = (4, 4096, 2**16 - 4, 2**16, 2**16 + 4, 2**20 - 4, 2**20, 2**20 + 4, 5 * 2**20 + 12)
+
+Rank = Callable[[Transport], Any]
 
 
 class TransportSuite:
     """Contract tests of a transport. `gang` runs a function once a rank and returns the results by rank."""
 
-    sizes: tuple[int, ...] = (1,)
+    sizes: tuple[int, ...] = (1, 2, 3)
+    dies: Callable[[], Any] | None = partial(os._exit, 3)  # how a rank ends in the middle of things
+    short = 0.5  # seconds of patience of those who wait in vain; connecting must not take longer
+    late = r"waited 0\.\d s in {operation} \d+ for worker {last}"
+    lost = r"worker {last} is gone \(noticed in {operation} \d+\)"
 
-    def gang(self, size: int, function: Callable[[Transport], Any]) -> list[Any]:
-        """Run the function at every rank of a group of this size."""
+    def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
+        """Run the function at every rank of a group of this size, whose waits last no longer than that."""
         raise NotImplementedError
+
+    def each(self, function: Rank) -> None:
+        """Run checks that return nothing, at all sizes."""
+        for size in self.sizes:
+            assert self.gang(size, function) == [None] * size
 
     def test_ranks_are_numbered(self) -> None:
         """Each rank knows its number, the size, and that it shares memory with itself."""
         for size in self.sizes:
-            seen = self.gang(size, lambda t: (t.rank, t.size, t.rank in t.peers_on_host))
-            assert seen == [(rank, size, True) for rank in range(size)]
+            assert self.gang(size, who) == [(rank, size, True) for rank in range(size)]
 
     def test_all_reduce_sums_in_place(self) -> None:
         """Any dtype and shape, empty ones included."""
+        self.each(sums)
+
+    def test_all_reduce_takes_any_layout(self) -> None:
+        """Transposed, strided, a leaf of the graph; what is beside it stays as it is."""
+        self.each(layouts)
+
+    def test_all_reduce_has_the_same_bits_everywhere_and_always(self) -> None:
+        """At every rank and in every repetition, for lengths around every limit."""
         for size in self.sizes:
-            for dtype in DTYPES:
-                for shape in SHAPES:
-                    self.gang(size, lambda t, d=dtype, s=shape: self._sum(t, d, s))  # type: ignore[misc]
+            seen = self.gang(size, bits)
+            assert all(first == second for first, second in seen)
+            assert len({first for first, _ in seen}) == 1
 
     def test_broadcast_gives_the_roots_tensor(self) -> None:
-        """From every root."""
-        for size in self.sizes:
-            for root in range(size):
+        """From every root; any dtype, shape, layout and length."""
+        self.each(broadcasts)
 
-                def check(transport: Transport, root: int = root) -> None:
-                    tensor = torch.full((3,), float(transport.rank))
-                    transport.broadcast(tensor, root)
-                    assert torch.equal(tensor, torch.full((3,), float(root)))
-
-                self.gang(size, check)
-
-    def test_all_gather_takes_uneven_sizes(self) -> None:
-        """By rank, each as long as its rank says, none sharing memory with the input."""
-        for size in self.sizes:
-
-            def check(transport: Transport) -> None:
-                mine = torch.full((transport.rank,), float(transport.rank))
-                parts = transport.all_gather(mine)
-                assert [len(part) for part in parts] == list(range(transport.size))
-                mine.fill_(-1.0)
-                for rank, part in enumerate(parts):
-                    assert torch.equal(part, torch.full((rank,), float(rank)))
-
-            self.gang(size, check)
+    def test_all_gather_takes_uneven_shapes(self) -> None:
+        """By rank, each in its own shape, none sharing memory with the input."""
+        self.each(gathers)
 
     def test_messages_arrive_in_order(self) -> None:
-        """Around the ring, two messages each."""
+        """Around the ring, several on their way before the first is received."""
+        self.each(ring)
+
+    def test_messages_of_any_size_in_both_directions(self) -> None:
+        """Empty, small and large, of any dtype and layout."""
+        self.each(messages)
+
+    def test_barrier_is_one(self) -> None:
+        """Nobody passes before the last has come."""
         for size in self.sizes:
-            if size > 1:
-                self.gang(size, self._ring)
+            times = self.gang(size, barrier_times)
+            for passages in zip(*times, strict=True):
+                assert max(came for came, _ in passages) <= min(left for _, left in passages)
 
-    def test_barrier_and_closing_twice(self) -> None:
-        """Everyone passes; closing again does nothing."""
-        for size in self.sizes:
+    @pytest.mark.parametrize("operation", ["barrier", "all_reduce", "recv"])
+    def test_who_waits_in_vain_says_so(self, operation: str) -> None:
+        """The deadline passes; the error says how long, in what, and for whom."""
+        size = max(self.sizes)
+        if size == 1:
+            pytest.skip("there is nobody to wait for")
+        seen = self.gang(size, partial(waits_in_vain, operation=operation, away=2 * self.short), self.short)[
+            :-1
+        ]
+        # Whoever is a little slower may notice that another has given up already.
+        waited = [text for text in seen if not re.fullmatch(r".* is gone \(noticed in .*\)", text)]
+        expected = self.late.format(operation=operation, last=size - 1)
+        assert waited, seen
+        assert all(re.fullmatch(expected, text) for text in waited), seen
 
-            def check(transport: Transport) -> None:
-                transport.barrier()
-                transport.close()
-                transport.close()
+    @pytest.mark.parametrize("operation", ["barrier", "all_reduce", "recv"])
+    def test_who_waits_for_the_dead_says_so(self, operation: str) -> None:
+        """A rank ends in the middle of things: the others do not wait for their deadline."""
+        size = max(self.sizes)
+        if size == 1 or self.dies is None:
+            pytest.skip("there is nobody to lose" if size == 1 else "whoever started the gang ends it")
+        since = time.monotonic()
+        seen = self.gang(size, partial(loses_a_peer, operation=operation, dies=self.dies))
+        assert time.monotonic() - since < 10
+        expected = self.lost.format(operation=operation, last=size - 1)
+        assert all(re.fullmatch(expected, text) for text in seen[:-1]), seen
 
-            self.gang(size, check)
+    def test_shared_memory_is_zeroed_and_the_same(self) -> None:
+        """At every peer on the host, and each name has its own."""
+        self.each(shares)
 
-    def _sum(self, transport: Transport, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        tensor = torch.full(shape, transport.rank + 1, dtype=dtype)
-        result = transport.all_reduce(tensor)
-        expected = torch.full(shape, sum(range(1, transport.size + 1)), dtype=dtype)
-        assert torch.equal(tensor, expected)
-        assert torch.equal(result, expected)
+    def test_add_shared_sums(self) -> None:
+        """One part, two, or more."""
+        self.each(adds)
 
-    def _ring(self, transport: Transport) -> None:
-        after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
-        for number in range(2):
-            message = torch.tensor([transport.rank, number])
-            received = torch.zeros(2, dtype=torch.int64)
-            if transport.rank == 0:
-                transport.send(message, after)
-                transport.recv(received, before)
+    def test_host_and_across_span_the_gang(self) -> None:
+        """Summing over one and then the other sums over all."""
+        self.each(spans)
+
+    def test_closing_twice(self) -> None:
+        """Closing again does nothing."""
+        self.each(closes)
+
+
+def who(transport: Transport) -> tuple[int, int, bool]:
+    """Who one is."""
+    return transport.rank, transport.size, transport.rank in transport.peers_on_host
+
+
+def sums(transport: Transport) -> None:
+    """Small whole numbers, so that every dtype holds the sum."""
+    total = sum(range(1, transport.size + 1))
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            tensor = torch.full(shape, transport.rank + 1, dtype=dtype)
+            expected = torch.full(shape, total, dtype=dtype)
+            assert transport.all_reduce(tensor) is tensor, (dtype, shape)
+            assert torch.equal(tensor, expected), (dtype, shape, tensor)
+
+
+def layouts(transport: Transport) -> None:
+    """A column of a matrix, a transposed one, a parameter."""
+    total = float(sum(range(1, transport.size + 1)))
+    matrix = torch.zeros(5, 4)
+    matrix[:, 1] = transport.rank + 1
+    transport.all_reduce(matrix[:, 1])
+    assert torch.equal(matrix.sum(0), torch.tensor([0.0, 5 * total, 0.0, 0.0]))
+    turned = torch.full((300, 200), transport.rank + 1.0).t()
+    transport.all_reduce(turned)
+    assert bool((turned == total).all())
+    weight = nn.Parameter(torch.full((3,), transport.rank + 1.0))
+    transport.all_reduce(weight)
+    assert weight.tolist() == [total] * 3
+
+
+def bits(transport: Transport) -> tuple[str, str]:
+    """A digest of sums of random numbers, twice."""
+
+    def once() -> str:
+        digest = hashlib.sha256()
+        for nbytes in LENGTHS:
+            parts = [_random(nbytes, rank) for rank in range(transport.size)]
+            tensor = transport.all_reduce(parts[transport.rank].clone())
+            assert torch.allclose(tensor, torch.stack(parts).sum(0), atol=1e-5), nbytes
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+    return once(), once()
+
+
+def broadcasts(transport: Transport) -> None:
+    """Each root its own numbers."""
+    for root in range(transport.size):
+        for dtype in DTYPES:
+            for shape in SHAPES:
+                tensor = torch.full(shape, 3 if transport.rank == root else 0, dtype=dtype)
+                assert transport.broadcast(tensor, root) is tensor
+                assert torch.equal(tensor, torch.full(shape, 3, dtype=dtype)), (root, dtype, shape)
+        for nbytes in LENGTHS:
+            tensor = _random(nbytes, transport.rank)
+            transport.broadcast(tensor, root)
+            assert torch.equal(tensor, _random(nbytes, root)), (root, nbytes)
+        turned = torch.full((3, 2), float(transport.rank)).t()
+        transport.broadcast(turned, root)
+        assert bool((turned == root).all())
+
+
+def gathers(transport: Transport) -> None:
+    """Shapes by rank: of different length, number of dimensions and size."""
+    for dtype in DTYPES:
+        mine = torch.full((transport.rank,), transport.rank, dtype=dtype)
+        parts = transport.all_gather(mine)
+        mine.fill_(0)
+        for rank, part in enumerate(parts):
+            assert torch.equal(part, torch.full((rank,), rank, dtype=dtype)), (rank, part)
+    for rank, part in enumerate(transport.all_gather(torch.ones((2,) * transport.rank))):
+        assert torch.equal(part, torch.ones((2,) * rank))
+    for rank, part in enumerate(transport.all_gather(_random(700_000 * transport.rank, transport.rank))):
+        assert torch.equal(part, _random(700_000 * rank, rank))
+    turned = torch.arange(6).view(2, 3).t()
+    assert all(torch.equal(part, turned) for part in transport.all_gather(turned))
+
+
+def ring(transport: Transport) -> None:
+    """Three messages each to the next rank, then three from the one before."""
+    if transport.size == 1:
+        return
+    after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    for turn in range(5):
+        for number in range(3):
+            message = torch.tensor([transport.rank, turn, number])
+            transport.send(message, after)
+            message.fill_(-1)  # a message that was sent is the sender's again
+        for number in range(3):
+            received = transport.recv(torch.zeros(3, dtype=torch.int64), before)
+            assert received.tolist() == [before, turn, number]
+
+
+def messages(transport: Transport) -> None:
+    """From the first rank to the last and back again."""
+    first, last = 0, transport.size - 1
+    if transport.rank not in (first, last) or first == last:
+        return
+    peer = last if transport.rank == first else first
+
+    def hand_over(tensor: Tensor) -> None:
+        received = torch.zeros_like(tensor)
+        for sender in (first, last):
+            if transport.rank == sender:
+                transport.send(tensor, peer)
             else:
-                transport.recv(received, before)
-                transport.send(message, after)
-            assert received.tolist() == [before, number]
+                assert transport.recv(received, peer) is received
+        assert torch.equal(received, tensor)
+
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            hand_over(torch.full(shape, 3, dtype=dtype))
+    for nbytes in LENGTHS:
+        hand_over(_random(nbytes, 7))
+    hand_over(torch.arange(6.0).view(2, 3).t())
+
+
+def barrier_times(transport: Transport) -> list[tuple[float, float]]:
+    """When this rank came to each barrier and when it left; each time another rank is the last."""
+    times = []
+    for late in range(transport.size):
+        if transport.rank == late:
+            time.sleep(0.05)
+        came = time.monotonic()
+        transport.barrier()
+        times.append((came, time.monotonic()))
+    return times
+
+
+def waits_in_vain(transport: Transport, operation: str, away: float) -> str:
+    """The last rank does not come, until all others have given up."""
+    transport.barrier()
+    if transport.rank == transport.size - 1:
+        time.sleep(away)
+        return ""
+    with pytest.raises((DeadlineError, PeerLostError)) as caught:
+        _do(transport, operation)
+    return str(caught.value)
+
+
+def loses_a_peer(transport: Transport, operation: str, dies: Callable[[], Any]) -> str:
+    """The last rank ends while the others wait for it."""
+    transport.barrier()
+    if transport.rank == transport.size - 1:
+        time.sleep(0.1)
+        dies()
+        return ""
+    with pytest.raises(PeerLostError) as caught:
+        _do(transport, operation)
+    return str(caught.value)
+
+
+def shares(transport: Transport) -> None:
+    """Each peer writes its own byte and finds all others'."""
+    first, second = transport.share("one", 100_000), transport.share("two/2", 3 * 4096)
+    host = transport.on_host
+    for memory, factor in ((first, 1), (second, 2)):
+        assert memory.dtype == torch.uint8
+        assert not memory.any()
+        host.barrier()
+        memory[host.rank] = factor * (host.rank + 1)
+        host.barrier()
+        assert memory[: host.size].tolist() == [factor * (rank + 1) for rank in range(host.size)]
+        host.barrier()
+    assert len(first) == 100_000
+    assert transport.share("nothing", 0).numel() == 0
+
+
+def adds(transport: Transport) -> None:
+    """Parts that lie in shared memory."""
+    memory = transport.share("parts", 4 * 8 * 4).view(torch.float32).view(4, 8)
+    for number, part in enumerate(memory):
+        part.fill_(number + 1)
+    transport.barrier()
+    for count in range(1, 5):
+        out = torch.empty(8)
+        assert transport.add_shared(list(memory[:count]), out) is out
+        assert out.tolist() == [float(sum(range(1, count + 1)))] * 8
+
+
+def spans(transport: Transport) -> None:
+    """Both ways to the sum."""
+    whole, by_parts = (torch.full((5,), 2.0**transport.rank) for _ in range(2))
+    transport.all_reduce(whole)
+    transport.across.all_reduce(transport.on_host.all_reduce(by_parts))
+    assert torch.equal(whole, by_parts)
+    assert transport.on_host.size * transport.across.size == transport.size
+    assert len(transport.peers_on_host) == transport.on_host.size
+
+
+def closes(transport: Transport) -> None:
+    """Together, then twice."""
+    transport.barrier()
+    transport.close()
+    transport.close()
+
+
+def _do(transport: Transport, operation: str) -> None:
+    if operation == "barrier":
+        transport.barrier()
+    elif operation == "all_reduce":
+        transport.all_reduce(torch.ones(3))
+    else:
+        transport.recv(torch.ones(3), transport.size - 1)
+
+
+def _random(nbytes: int, seed: int) -> Tensor:
+    return torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(seed))

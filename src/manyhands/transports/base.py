@@ -1,21 +1,44 @@
-"""The interface of a transport: ranks, collectives and messages, every wait with a deadline."""
+"""The interface of a transport: ranks, collectives, messages, shared memory; every wait has a deadline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+CPU = torch.device("cpu")
+PATIENCE = (
+    1800.0  # seconds a wait may last where nobody says otherwise; hangs are noticed earlier by the parent
+)
 
 
 class Transport(Protocol):
     """What a strategy may ask of the others. All tensors are changed in place or returned whole.
 
-    `rank` of `size`; `peers_on_host` lists the ranks that share this worker's memory, itself included.
+    `rank` of `size`; `peers_on_host` are the ranks with which this transport shares memory, itself included.
+
+    A wait that outlasts the transport's deadline raises DeadlineError; a peer found dead, PeerLostError.
+    A sum has the same bits at every rank, and the same tensors in the same gang have the same sum every time.
+    `threads` and `shm` add the ranks in their order; the libraries under `torch` and `mpi` have orders of
+    their own.
     """
 
     rank: int
     size: int
     peers_on_host: tuple[int, ...]
+
+    @property
+    def on_host(self) -> Transport:
+        """The transport among the peers on this host: what it shares is memory."""
+
+    @property
+    def across(self) -> Transport:
+        """The transport between the workers of the same number on all hosts: what it sends are messages.
+
+        Together they span the gang: summing over `on_host` and then over `across` sums over all ranks.
+        """
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
@@ -34,6 +57,12 @@ class Transport(Protocol):
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
+
+    def share(self, name: str, nbytes: int) -> Tensor:
+        """Zeroed bytes, the same memory at every peer on this host; all of them must ask for it."""
+
+    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Sum tensors that lie in shared memory, in their order, into `out`."""
 
     def close(self) -> None:
         """Give everything back; closing twice is allowed."""

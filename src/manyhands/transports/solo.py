@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import Tensor
 
 from manyhands.errors import UsageError
+from manyhands.place import Place
+from manyhands.transports import wire
+from manyhands.transports.base import CPU, PATIENCE
 
 
 @final
@@ -17,18 +22,35 @@ class Solo:
     size = 1
     peers_on_host: tuple[int, ...] = (0,)
 
+    def __init__(
+        self, place: Place | None = None, *, device: torch.device = CPU, timeout: float = PATIENCE
+    ) -> None:
+        if place is not None and place.size != 1:
+            raise UsageError(f"the solo transport has one rank, and there are {place.size} workers")
+
+    @property
+    def on_host(self) -> Solo:
+        """Itself."""
+        return self
+
+    @property
+    def across(self) -> Solo:
+        """Itself."""
+        return self
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over one rank."""
         return tensor
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """What the root has, it has."""
-        self._only_me(root)
+        if root != 0:
+            raise UsageError(f"the solo transport has one rank: there is no rank {root}")
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """A copy, as any other transport gives."""
-        return [tensor.clone()]
+        return [tensor.detach().clone()]
 
     def send(self, tensor: Tensor, to: int) -> None:
         """There is nobody to send to."""
@@ -41,9 +63,13 @@ class Solo:
     def barrier(self) -> None:
         """Everyone is here."""
 
+    def share(self, name: str, nbytes: int) -> Tensor:
+        """Memory of its own: nobody else asks for it."""
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        """The sum in their order."""
+        return wire.add_in_order(parts, out)
+
     def close(self) -> None:
         """Nothing to give back."""
-
-    def _only_me(self, rank: int) -> None:
-        if rank != 0:
-            raise UsageError(f"the solo transport has one rank: there is no rank {rank}")

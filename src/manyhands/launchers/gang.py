@@ -1,0 +1,314 @@
+"""Looks after one call of a gang, from the first hello to the last result, or to the verdict (law 5).
+
+assemble ── call ── tend ──┬── all answered ──────────────── dismiss ── results
+                           ├── bad news ── a moment for better ones ──┐
+                           └── nobody moves ── "where are you?" ──────┴── abort ── kill ── verdict
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from typing import Protocol, final
+
+from manyhands.errors import ManyhandsError, WorkerFailedError
+from manyhands.launchers import verdict
+from manyhands.launchers.base import Care
+from manyhands.launchers.board import Board
+from manyhands.launchers.calls import Answer
+from manyhands.launchers.hub import Event, Hub
+from manyhands.launchers.patience import Patience
+from manyhands.launchers.rank import has_words
+from manyhands.launchers.verdict import Ending, Known
+
+TICK = 0.1
+AFTER_A_DEATH = 0.4  # seconds in which the others say what they were waiting in
+IN_A_HURRY = 0.1  # the same where a starter sees it too: mpirun kills everybody a quarter of a second later
+AFTER_AN_ERROR = 0.7  # seconds in which its cause may still be heard of
+AFTER_OUR_ERROR = 2.0  # seconds for the others to finish on their own ...
+WHILE_SAVING = 60.0  # ... and while one of them writes a checkpoint
+CALM = 1.0  # seconds until they are asked again
+SILENCE = 1.0  # seconds without a word after which the board knows better what a worker is doing
+ANSWER = 0.7  # seconds to say where one is
+ABORT = 1.0  # seconds from the order to leave to SIGKILL
+REAP = 5.0  # seconds for the system to take back what was killed
+ASLEEP = 2.0  # seconds between two looks after which the observer itself must have been stopped
+
+
+class Crew(Protocol):
+    """What a launcher knows of the processes it started, or did not start."""
+
+    certain: bool  # whether it tells how each process ended; otherwise a closed line is all there is
+
+    def assembled(self) -> None:
+        """All of them have said hello."""
+
+    def ended(self) -> dict[int, Ending]:
+        """How processes ended, of all that have; WorkerFailedError when it has lost sight of them."""
+
+    def is_gone(self, rank: int, unlinked: bool) -> bool:
+        """Whether nothing is left of a worker, whose line is closed or is not."""
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a process is stopped, as by SIGSTOP."""
+
+    def kill(self, rank: int) -> None:
+        """End one process, where that is possible."""
+
+    def kill_all(self) -> None:
+        """End all of them now and take them back; whatever state this crew is in."""
+
+    def known(self, rank: int) -> Known:
+        """Rank, host, process and log of a worker."""
+
+
+@final
+class Gang:
+    """One call: made, tended and ended in the thread that calls `run`."""
+
+    def __init__(
+        self, hub: Hub, crew: Crew, size: int, care: Care, stopping: Callable[[], int | None] = lambda: None
+    ) -> None:
+        self._hub, self._crew, self._size, self._care = hub, crew, size, care
+        self._stopping = stopping  # the signal by which this process was asked to stop, once it was
+        self._told_to_stop = False
+        self._number = 0
+        self._known = [crew.known(rank) for rank in range(size)]
+        self._answers: dict[int, Answer] = {}
+        self._lost: dict[int, float] = {}  # lines that closed, and when
+        self._patience = Patience(care.timeout)
+        self._board = Board(size)
+        self._asked: float | None = None  # when everybody was asked where they are
+        self._calm_until = 0.0
+        self._looked = time.monotonic()
+
+    def run(self, payload: bytes, number: int = 1, within: float = 300.0, hint: str = "") -> list[bytes]:
+        """Everybody's answer, pickled; or the error that ended the gang. All have left when it returns."""
+        self._number = number
+        self._hub.begin(self._size)
+        try:
+            self._assemble(within, hint)
+            hosts = tuple(one.host for one in self._known)
+            self._hub.send_all("call", number, hosts, payload, self._board.address)
+            self._tend()
+        except _VerdictError as found:
+            raise found.error from None
+        except BaseException:  # a second Ctrl-C, or whoever listens to the workers failed
+            self._crew.kill_all()
+            raise
+        finally:
+            self._board.close()
+        return [self._answers[rank].value for rank in range(self._size)]
+
+    def _assemble(self, within: float, hint: str) -> None:
+        begun = time.monotonic()
+        self._lost = {}
+        while absent := [rank for rank in range(self._size) if rank not in self._hub.ranks]:
+            now = self._listen()
+            if any(one.bad_at is not None for one in self._known):
+                self._fail()
+            if now - begun > within:
+                self._end(1)
+                error = WorkerFailedError(verdict.missing(absent, self._size, within, hint), absent[0])
+                raise _VerdictError(error)
+        self._hub.close_door()
+        self._crew.assembled()
+
+    def _tend(self) -> None:
+        while len(self._answers) < self._size or self._bad():
+            now = self._listen()
+            self._pass_on_stop()
+            if self._bad():
+                if self._is_settled(now):
+                    self._fail()
+            elif self._hangs(now):
+                self._hang(now)
+
+    # ------------------------------------------------------------------ listening
+    def _listen(self) -> float:
+        """Take in all that comes within a tick."""
+        events = self._hub.poll(TICK)
+        now = time.monotonic()
+        if now - self._looked > ASLEEP:  # Ctrl-Z, a suspended laptop: nobody else stood still
+            self._patience.excuse(now - self._looked)
+        self._looked = now
+        for event in events:
+            self._take(event, now)
+        for rank, ending in self._crew.ended().items():
+            self._ended(rank, ending, now)
+        patient = 1.0 if self._crew.certain else 0.0  # how it ended is told at any moment
+        for rank, since in self._lost.items():
+            if now - since >= patient:
+                self._ended(rank, Ending("lost"), now)
+        return now
+
+    def _take(self, event: Event, now: float) -> None:
+        if not 0 <= event.rank < self._size:
+            return
+        one = self._known[event.rank]
+        if event.kind == "hello":
+            one.host, one.pid = event.content
+        elif event.kind == "lost":
+            self._lost[event.rank] = now
+        elif event.kind == "where":
+            (one.position,) = event.content
+        elif event.kind == "news" and event.content[0] == self._number:
+            _, status, told = event.content
+            if status is not None:
+                one.status = status
+                self._patience.observe(event.rank, status, now)
+            for message in told:
+                self._care.hear(pickle.loads(message))  # noqa: S301 (from our own worker)
+        elif event.kind == "answer" and event.content[0] == self._number:
+            answer: Answer = event.content[1]
+            self._patience.release(event.rank)
+            self._answers[event.rank] = answer
+            one.returned = answer.failure is None
+            if answer.failure is not None:
+                one.failure = answer.failure
+                one.bad_at = now
+
+    def _ended(self, rank: int, ending: Ending, now: float) -> None:
+        one = self._known[rank]
+        if rank in self._answers or (one.ending is not None and one.ending.kind != "lost"):
+            return  # what it had to say is said
+        self._patience.release(rank)
+        one.pid = one.pid or self._crew.known(rank).pid
+        one.began = rank in self._hub.who
+        one.ending = ending
+        one.status = self._board.read(rank) or one.status  # written to the last moment
+        one.bad_at = now if one.bad_at is None else one.bad_at
+
+    def _bad(self) -> list[Known]:
+        return [one for one in self._known if one.bad_at is not None]
+
+    def _pass_on_stop(self) -> None:
+        number = self._stopping()
+        if number is not None and not self._told_to_stop:
+            self._told_to_stop = True
+            self._hub.send_all("stop", number)
+
+    # ------------------------------------------------------------------ failing
+    def _is_settled(self, now: float) -> bool:
+        """Whether the news that will come has come."""
+        bad = self._bad()
+        if len(bad) + sum(one.returned for one in self._known) == self._size:
+            return True
+        cause = verdict.first_cause(self._known)
+        if verdict.is_ours(cause):
+            saving = any(
+                one.status and one.status.phase == "checkpoint" for one in self._known if _works(one)
+            )
+            patient = WHILE_SAVING if saving else AFTER_OUR_ERROR
+        elif cause.ending is not None:
+            patient = AFTER_A_DEATH if self._crew.certain else IN_A_HURRY
+        else:
+            patient = AFTER_AN_ERROR
+        return now - min(one.bad_at for one in bad if one.bad_at is not None) >= patient
+
+    def _fail(self) -> None:
+        """End the gang and raise what ended it."""
+        bad = self._bad()
+        since = min(one.bad_at for one in bad if one.bad_at is not None)
+        cause = verdict.first_cause(self._known)
+        error = cause.failure.error() if verdict.is_ours(cause) and cause.failure else None
+        self._end(error.exit_code if isinstance(error, ManyhandsError) else 1)
+        if isinstance(error, ManyhandsError):
+            raise _VerdictError(error)
+        cause = self._better_known(cause, bad)
+        cause.wrote = has_words(cause.log)
+        seconds = time.monotonic() - since
+        raise _VerdictError(WorkerFailedError(verdict.failed(cause, self._known, seconds), cause.rank))
+
+    def _better_known(self, cause: Known, bad: list[Known]) -> Known:
+        """A starter may know, when all is over, who was first, and by which signal."""
+        if cause.ending is None or cause.ending.kind != "lost":
+            return cause
+        told = self._crew.ended()
+        for one in bad:
+            if one.rank in told and one.ending is not None:
+                one.ending = told[one.rank]
+                return one
+        return cause
+
+    # ------------------------------------------------------------------ hanging
+    def _hangs(self, now: float) -> bool:
+        """Whether nobody has moved for too long, and everybody has had time to say where they are."""
+        for one in self._known:
+            if self._patience.silent(one.rank, now) > SILENCE:
+                self._patience.correct(one.rank, self._board.read(one.rank))
+        if now < self._calm_until or not self._patience.is_over(now):
+            self._asked = None
+            return False
+        if self._asked is None:
+            self._asked = now
+            for one in self._known:
+                one.position = None
+            self._hub.send_all("where")
+        everyone = all(one.position for one in self._known if _works(one))
+        if not everyone and now - self._asked <= ANSWER:
+            return False
+        # One may wait for another that moves, in a phase of which that could not be known.
+        if self._patience.is_over(
+            now, {one.rank for one in self._known if one.position and one.position.waiting}
+        ):
+            return True
+        self._calm_until = now + CALM
+        return False
+
+    def _hang(self, now: float) -> None:
+        for one in self._known:
+            one.still, one.silent = self._patience.still(one.rank, now), self._patience.silent(one.rank, now)
+            one.stopped = one.position is None and self._crew.is_stopped(one.rank)
+        found = verdict.blame(self._known)
+        if found.why == "silent":  # what it last said is older than what it last wrote
+            for rank in found.ranks:
+                self._known[rank].status = self._board.read(rank) or self._known[rank].status
+        self._end(1)
+        message = verdict.hung(found, self._known, time.monotonic() - now)
+        raise _VerdictError(WorkerFailedError(message, found.ranks[0] if found.ranks else None))
+
+    # ------------------------------------------------------------------ ending
+    def dismiss(self) -> None:
+        """Send everybody home, and see that they go."""
+        self._hub.send_all("end")
+        self._see_off()
+
+    def _end(self, code: int) -> None:
+        """Let everybody leave at once, and kill who does not; what they still had to tell is heard."""
+        self._hub.send_all("abort", code)
+        self._see_off()
+
+    def _see_off(self) -> None:
+        try:
+            self._until_gone(ABORT)
+            for rank in self._left():
+                self._crew.kill(rank)
+            self._until_gone(REAP)
+        except WorkerFailedError:  # whoever had to tell us of their ends is gone, and they with it
+            self._crew.kill_all()
+
+    def _until_gone(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._left() and time.monotonic() < until:
+            now = time.monotonic()
+            for event in self._hub.poll(TICK / 4):
+                self._take(event, now)
+
+    def _left(self) -> list[int]:
+        self._crew.ended()
+        linked = self._hub.ranks
+        return [rank for rank in range(self._size) if not self._crew.is_gone(rank, rank not in linked)]
+
+
+def _works(one: Known) -> bool:
+    return not one.returned and one.bad_at is None
+
+
+class _VerdictError(Exception):
+    """Carries the error of a gang that has been ended past whoever ends it when anything else is raised."""
+
+    def __init__(self, error: ManyhandsError) -> None:
+        super().__init__(error)
+        self.error = error

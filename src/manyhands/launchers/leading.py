@@ -1,0 +1,289 @@
+"""Rank 0 of a job that somebody else has started: it takes part in a gang and looks after it.
+
+rank 0   main thread: the function    own line ──┐
+         a thread: looks after all    hub ◀──────┤
+rank 1   main thread: the function    line ──────┤
+rank 2   ...                          line ──────┘
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from types import FrameType
+from typing import final
+
+from manyhands.errors import ManyhandsError, UsageError, WorkerFailedError
+from manyhands.launchers import rendezvous
+from manyhands.launchers.base import Care
+from manyhands.launchers.calls import perform
+from manyhands.launchers.following import say
+from manyhands.launchers.gang import Gang
+from manyhands.launchers.hub import Hub, new_key
+from manyhands.launchers.link import Call, Link
+from manyhands.launchers.pool import Pool
+from manyhands.launchers.rendezvous import Found
+from manyhands.launchers.verdict import Ending, Known, missing
+from manyhands.launchers.wire import Wire
+from manyhands.place import Place
+
+LAST_WORDS = 1.0  # seconds between SIGTERM and the end of rank 0, if it has nothing to say
+COME_BACK = 1.5  # seconds for rank 0's own call to end once the gang has; native code may never return
+IN_A_HURRY = 0.1
+DELIVER = 60.0  # seconds to send everybody's results to everybody
+_WAKE = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2  # nobody else's signal
+
+
+class _AbortedError(KeyboardInterrupt):
+    """Raised in the main thread when its gang has ended; no Exception, so that nobody swallows it."""
+
+
+@final
+class Leader:
+    """The hub of all lines, its own among them, kept from launch to launch."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._hub = Hub()
+        self._note: Path | None = None
+        self.address = self._open_up()
+        ours, theirs = socket.socketpair()
+        self._hub.adopt(ours)
+        self._link = Link(Wire(theirs), 0, socket.gethostname(), self._interrupt)
+        self._link.armed = False
+        self._number = 0
+        self._spent = False
+        self._inside = False  # whether the main thread may be interrupted
+        self._main: int | None = None
+        self._holds_sigterm = self._terminated = False
+        atexit.register(self._close)
+
+    def lead(self, payload: bytes, care: Care, gather: float) -> list[bytes]:
+        """Make a call of the gang: a thread looks after it while this one takes part."""
+        if self._spent:
+            raise WorkerFailedError("the workers of this job have ended: start it again")
+        self._number += 1
+        verdict: Future[None] = Future()
+        back = threading.Event()
+        self._spent = True  # until it has gone well
+        self._prepare(back)
+        thread = threading.Thread(
+            target=self._look_after, args=(payload, care, gather, verdict, back), daemon=True
+        )
+        values: list[bytes] | None = None
+        try:
+            self._inside = self._link.armed = True
+            thread.start()
+            values = self._take_part()
+        except _AbortedError:
+            pass
+        finally:
+            self._inside = self._link.armed = False
+            back.set()
+            terminated = self._put_back()
+        if values is None:
+            verdict.result()
+            raise WorkerFailedError("the gang ended, and nobody said why")
+        thread.join()
+        self._spent = False
+        if terminated:
+            signal.raise_signal(signal.SIGTERM)
+        return values
+
+    def executor(self, workers: int, gather: float) -> Executor:
+        """The other ranks as a pool, once all of them are here."""
+        until = time.monotonic() + gather
+        ranks = range(1, self._found.size)
+        while absent := [rank for rank in ranks if rank not in self._hub.ranks]:
+            self._hub.poll(0.1)
+            if time.monotonic() > until:
+                raise WorkerFailedError(missing(absent, self._found.size, gather, self._hint()), absent[0])
+        self._all_here()
+        hands = StartedCrew(self._hub, self._found.size)
+        return Pool(min(workers, len(ranks)), lambda hub: hands, self._hub, ranks, same_script=True)
+
+    def _take_part(self) -> list[bytes]:
+        """As every other rank does."""
+        call = self._link.next_call()
+        if not isinstance(call, Call):
+            raise _AbortedError
+        place = Place(0, call.hosts or ("",), self._link)
+        self._link.answer(perform(call.payload, place, through=(KeyboardInterrupt,)))
+        results = self._link.next_call()
+        if not isinstance(results, list):
+            raise _AbortedError
+        return results
+
+    def _look_after(
+        self, payload: bytes, care: Care, gather: float, verdict: Future[None], back: threading.Event
+    ) -> None:
+        """In the thread: the gang's life, and at its end rank 0's own, if its main thread does not return."""
+        crew = StartedCrew(self._hub, self._found.size, self._all_here)
+        try:
+            gang = Gang(self._hub, crew, self._found.size, care)
+            values = gang.run(payload, self._number, gather, self._hint())
+            self._hub.send_all("results", values)
+            self._hub.flush(DELIVER)
+            verdict.set_result(None)
+        except BaseException as error:  # noqa: BLE001 (it is the main thread's to raise)
+            verdict.set_exception(error)
+            self._interrupt(1, False)
+            # mpirun, which saw a worker die, does not wait for long.
+            hurry = self._found.starter == "mpirun" and len(self._hub.ranks) < self._found.size
+            if not back.wait(IN_A_HURRY if hurry else COME_BACK):
+                say(error)
+                os._exit(error.exit_code if isinstance(error, ManyhandsError) else 1)
+
+    def _interrupt(self, code: int, lost: bool) -> None:
+        """From a thread: end the main thread's call, wherever Python can."""
+        self._link.orders.put(None)
+        if self._main is not None and self._inside:
+            signal.pthread_kill(self._main, _WAKE)
+
+    def _prepare(self, back: threading.Event) -> None:
+        """Forget what an interrupted gang left over, and let the main thread be interrupted.
+
+        A starter that sees a worker die sends SIGTERM to all others at once. Rank 0 then needs a moment, or
+        nobody would ever read which worker it was and what it was doing.
+        """
+        while not self._link.orders.empty():
+            self._link.orders.get()
+        self._main = None
+        if threading.current_thread() is threading.main_thread():  # only it has handlers
+            self._main = threading.get_ident()
+            signal.signal(_WAKE, self._wake)  # for good: a late one must find somebody
+            self._terminated = False
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, lambda number, frame: self._last_words(back))
+                self._holds_sigterm = True
+
+    def _last_words(self, back: threading.Event) -> None:
+        def leave() -> None:
+            if not back.wait(LAST_WORDS):
+                os._exit(128 + signal.SIGTERM)
+
+        self._terminated = True
+        threading.Thread(target=leave, daemon=True).start()
+
+    def _put_back(self) -> bool:
+        """SIGTERM is what it was; returns whether it came meanwhile."""
+        if self._holds_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._holds_sigterm = False
+        return self._terminated
+
+    def _wake(self, number: int, frame: FrameType | None) -> None:
+        if self._inside:
+            self._inside = False
+            raise _AbortedError
+
+    def _open_up(self) -> str:
+        """Be found by the others."""
+        found = self._found
+        if found.size == 1:
+            return ""
+        if found.address:
+            return self._listen(found.address, rendezvous.key_of(found, os.environ))
+        key = new_key()
+        if found.one_host:
+            address = self._hub.listen(key)
+            self._note = rendezvous.meeting_file(found)
+            rendezvous.leave_note(self._note, address, key)
+            return address
+        return rendezvous.broadcast((self._hub.listen(key, ":0"), key))[0]
+
+    def _listen(self, address: str, key: bytes) -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            return self._hub.listen(key, address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                how = "MASTER_PORT + 1" if self._found.starter == "torchrun" else "from the job's number"
+                advice = "choose another MASTER_PORT, or set" if self._found.starter == "torchrun" else "set"
+                if rendezvous.PORT in os.environ:
+                    how, advice = rendezvous.PORT, "choose another"
+                raise UsageError(
+                    f"port {port} on {host} is in use ({how}): {advice} {rendezvous.PORT}"
+                ) from None
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise UsageError(f"worker 0 cannot listen at {address}: {error}") from None
+        return self._hub.listen(key, f":{port}")  # an address that others know this host by
+
+    def _hint(self) -> str:
+        return f"; they were expected at {self.address}" if self._found.address else ""
+
+    def _all_here(self) -> None:
+        self._hub.close_door()
+        self._hub.send_all("leader", socket.gethostname(), os.getpid())
+        self._remove_note()
+
+    def _remove_note(self) -> None:
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
+            self._note = None
+
+    def _close(self) -> None:
+        self._remove_note()
+        with contextlib.suppress(OSError, RuntimeError):
+            self._hub.close()
+
+
+@final
+class StartedCrew:
+    """Processes of another starter: all that is seen of them is their lines."""
+
+    certain = False
+    together = False
+    replaces = False
+
+    def __init__(self, hub: Hub, size: int, all_here: Callable[[], None] | None = None) -> None:
+        self._hub, self._size = hub, size
+        self._all_here = all_here
+
+    def assembled(self) -> None:
+        """Everyone has come."""
+        if self._all_here is not None:
+            self._all_here()
+
+    def start(self, ranks: Sequence[int], title: str) -> None:
+        """Nobody can be started."""
+
+    def ended(self) -> dict[int, Ending]:
+        """It is not known how."""
+        return {}
+
+    def is_gone(self, rank: int, unlinked: bool) -> bool:
+        """Nobody is waited for: they leave when this process has said why, and is gone."""
+        return True
+
+    def is_stopped(self, rank: int) -> bool:
+        """It is not known."""
+        return False
+
+    def kill(self, rank: int) -> None:
+        """That is the starter's to do, when it sees that this process has failed."""
+
+    def kill_all(self) -> None:
+        """Ask them to leave."""
+        for rank in range(1, self._size):
+            self._hub.send(rank, "abort", 1)
+        self._hub.flush(1.0)
+
+    def known(self, rank: int) -> Known:
+        """What it said of itself."""
+        return Known(rank, *self._hub.who.get(rank, ("", 0)))
+
+    def close(self) -> None:
+        """The pool is over; the lines stay."""
+        for rank in range(1, self._size):
+            self._hub.send(rank, "end")
+        self._hub.flush(1.0)

@@ -1,0 +1,275 @@
+"""From what is known of all workers to the one message: who is to blame, and what the others were doing.
+
+Pure functions over what others have collected: nothing here asks the clock, a process or a file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from manyhands.launchers.calls import Failure
+from manyhands.place import Status
+from manyhands.words import duration
+
+WAITING = ("communication", "wait")  # phases in which a worker stands still because another one does
+TRACE_LINES = 8  # of a traceback whose whole is in a log
+UNLOGGED_TRACE_LINES = 40  # of one that is nowhere else
+STACK_LINES = 6
+SIGNALS = {
+    signal.SIGKILL: "often: out of memory",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "often: shared memory is full",
+    signal.SIGILL: "an instruction this processor does not have",
+    signal.SIGABRT: "native code gave up",
+    signal.SIGFPE: "a fault in native arithmetic",
+}
+
+
+class Ending(NamedTuple):
+    """How a process ended that should not have."""
+
+    kind: Literal["signal", "exit", "lost"]
+    number: int = 0
+
+
+class Position(NamedTuple):
+    """A worker's answer to `where are you?`."""
+
+    stack: str  # of its main thread, the innermost frame last
+    waiting: bool  # whether that frame is one that waits for other workers
+
+
+@dataclass
+class Known:
+    """All that is known of one worker."""
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    status: Status | None = None  # None: it never said
+    still: float = 0.0  # seconds since anything moved
+    silent: float = 0.0  # seconds since it was last heard of
+    position: Position | None = None  # None: it did not answer
+    stopped: bool = False  # by SIGSTOP or a debugger
+    began: bool = True  # whether it ever said hello
+    returned: bool = False
+    failure: Failure | None = None
+    ending: Ending | None = None
+    bad_at: float | None = None  # when its failure or ending was noticed
+    log: Path | None = None
+    wrote: bool = False  # whether there is anything of its own in it
+
+
+def ending_of(wait_status: int) -> Ending:
+    """What waitpid answered."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return Ending("signal", -code) if code < 0 else Ending("exit", code)
+
+
+def first_cause(known: Iterable[Known]) -> Known:
+    """Of several that failed or died at nearly the same time, the one the others failed because of."""
+    bad = [one for one in known if one.bad_at is not None]
+    first = min(bad, key=lambda one: (is_consequence(one), one.bad_at, one.rank))
+    if is_ours(first):  # all of them may raise it: the lowest rank speaks
+        return min((one for one in bad if is_ours(one)), key=lambda one: one.rank)
+    return first
+
+
+def is_consequence(one: Known) -> bool:
+    """Whether it only says that somebody else failed."""
+    return one.ending is None and one.failure is not None and one.failure.kind == "peer"
+
+
+def is_ours(one: Known) -> bool:
+    """Whether it raised one of our errors, which end a gang as they are."""
+    return one.ending is None and one.failure is not None and one.failure.kind == "ours"
+
+
+def failed(culprit: Known, everyone: Sequence[Known], seconds: float) -> str:
+    """The message about a worker that raised or died; the others were stopped so many seconds later."""
+    lines = [f"{name(culprit, len(everyone))} {_deed(culprit)}{_at(culprit.status)}"]
+    failure = culprit.failure if culprit.ending is None else None
+    if failure is not None and failure.kind != "exit":
+        lines += _trace(failure, culprit.log)
+    elif culprit.log is not None and culprit.wrote:
+        lines.append(f"what it wrote is in {culprit.log}")
+    return "\n".join(lines + _others({culprit.rank}, everyone, seconds))
+
+
+class Blame(NamedTuple):
+    """Who keeps a gang from moving; nobody where all of them wait for each other."""
+
+    ranks: tuple[int, ...]
+    why: Literal["silent", "busy", "astray", "behind", "nobody"]
+
+
+def blame(everyone: Iterable[Known]) -> Blame:
+    """Of a gang that stands still: who does not answer, or does not wait, or is the furthest behind.
+
+    Only workers that say what they do can be judged, and one that has returned keeps nobody waiting.
+    """
+    left = [one for one in everyone if not one.returned and one.status is not None]
+    longest = max((one.still for one in left), default=0.0)
+    stuck = [one for one in left if one.still >= longest / 2]  # who moved since is not what they wait for
+    if silent := [one.rank for one in stuck if one.position is None]:
+        return Blame(tuple(silent), "silent")
+    loose = [one for one in stuck if one.position is not None and not one.position.waiting]
+    if busy := [one.rank for one in loose if one.status is not None and one.status.phase not in WAITING]:
+        return Blame(tuple(busy), "busy")
+    if loose:
+        return Blame(tuple(one.rank for one in loose), "astray")
+    moves = {one.rank: one.status.moves for one in stuck if one.status is not None}
+    if len(set(moves.values())) > 1:
+        return Blame(tuple(rank for rank in moves if moves[rank] == min(moves.values())), "behind")
+    return Blame((), "nobody")
+
+
+def hung(found: Blame, everyone: Sequence[Known], seconds: float) -> str:
+    """The message about a gang that stands still; the workers were stopped so many seconds after."""
+    left = [one for one in everyone if not one.returned]
+    if not found.ranks:
+        still = duration(min(one.still for one in left))
+        groups = _groups(left, "are")
+        if len(groups) == 1 and len(left) == len(everyone):
+            doing = groups[0].partition(" are ")[2] or groups[0].partition(" is ")[2]
+            lines = [f"all workers are {doing}: none of them has moved for {still}"]
+        else:
+            lines = [f"{'; '.join(groups)}: none of them has moved for {still}"]
+        lines += _stack(left[0], "worker {rank} is here:")
+        return "\n".join(lines + _others({one.rank for one in left}, everyone, seconds, len(left)))
+    culprit = next(one for one in everyone if one.rank == found.ranks[0])
+    if found.why == "silent":
+        since = duration(max(culprit.silent, culprit.still))
+        deed = f"has {'been stopped (SIGSTOP)' if culprit.stopped else 'not answered'} for {since}"
+    else:
+        deed = f"has been hanging for {duration(culprit.still)}"
+    lines = [f"{name(culprit, len(everyone))} {deed}{_at(culprit.status)}"]
+    lines += _stack(culprit, "it is here:")
+    return "\n".join(lines + _others({culprit.rank}, everyone, seconds))
+
+
+def missing(absent: Sequence[int], size: int, seconds: float, hint: str = "") -> str:
+    """The message about workers that never came."""
+    return f"{_workers(absent)} of {size} did not start within {duration(seconds)}{hint}"
+
+
+def name(one: Known, size: int) -> str:
+    """`worker 1 of 4 (host gpu-2, pid 4242)`."""
+    about = [f"host {one.host}"] if one.host else []
+    about += [f"pid {one.pid}"] if one.pid else []
+    return f"worker {one.rank} of {size}" + (f" ({', '.join(about)})" if about else "")
+
+
+def ended(ending: Ending) -> str:
+    """`was killed by signal 9 (SIGKILL, often: out of memory)`."""
+    if ending.kind == "lost":
+        return "was lost (its connection closed: killed, crashed or exited)"
+    if ending.kind == "exit":
+        return f"ended with exit code {ending.number}"
+    try:
+        known = signal.Signals(ending.number)
+    except ValueError:
+        return f"was killed by signal {ending.number}"
+    hint = SIGNALS.get(known)
+    return f"was killed by signal {ending.number} ({known.name}{', ' + hint if hint else ''})"
+
+
+def raised(failure: Failure) -> str:
+    """`raised ValueError: bad thing`."""
+    if failure.kind == "exit":
+        return ended(Ending("exit", failure.code))
+    first = failure.text.strip().partition("\n")[0]
+    what = f"raised {failure.name}: {first}" if first else f"raised {failure.name}"
+    words = failure.text.lower()
+    memory = "can't allocate memory" in words or "out of memory" in words or failure.name == "MemoryError"
+    return f"{what} (out of memory)" if memory and "out of memory" not in first.lower() else what
+
+
+def _deed(one: Known) -> str:
+    if one.ending is not None:
+        return ended(one.ending) + ("" if one.began else " before it began")
+    assert one.failure is not None
+    return raised(one.failure)
+
+
+def _at(status: Status | None) -> str:
+    """`at step 1,204, in backward`, as far as it is known."""
+    if status is None:
+        return ""
+    if status.phase == "starting":
+        return " while it was starting"
+    return f" at step {status.step:,}, in {status.operation or status.phase}"
+
+
+def _trace(failure: Failure, log: Path | None) -> list[str]:
+    lines = failure.trace.rstrip().splitlines()
+    shown = lines[-(TRACE_LINES if log else UNLOGGED_TRACE_LINES) :]
+    return [f"  {line}" for line in shown] + ([f"the whole traceback is in {log}"] if log else [])
+
+
+def _stack(one: Known, heading: str) -> list[str]:
+    if one.position is None or not one.position.stack:
+        return []
+    lines = one.position.stack.rstrip().splitlines()[-STACK_LINES:]
+    return [heading.format(rank=one.rank)] + [f"  {line}" for line in lines]
+
+
+def _others(told: set[int], everyone: Sequence[Known], seconds: float, stopped: int = 0) -> list[str]:
+    """What the rest was doing, in groups, and when it was stopped."""
+    rest = [one for one in everyone if one.rank not in told]
+    groups = _groups([one for one in rest if one.returned or one.status is not None], "were")
+    stopped += sum(not one.returned for one in rest)
+    if stopped:
+        mute = [one.rank for one in rest if not one.returned and one.status is None]
+        told_of = bool(groups) or not mute
+        who = (
+            ("they were" if stopped > 1 else "it was") if told_of else f"{_workers(mute)} {_be(mute, 'were')}"
+        )
+        groups.append(f"{who} stopped after {duration(seconds)}")
+    return ["; ".join(groups)] if groups else []
+
+
+def _groups(some: Iterable[Known], verb: Literal["are", "were"]) -> list[str]:
+    """`workers 0, 2 were in forward at step 12`, one for each thing that is done."""
+    doing: dict[str, list[int]] = {}
+    for one in some:
+        doing.setdefault(_doing(one), []).append(one.rank)
+    return [
+        f"{_workers(ranks)} had returned" if what == "" else f"{_workers(ranks)} {_be(ranks, verb)} {what}"
+        for what, ranks in doing.items()
+    ]
+
+
+def _doing(one: Known) -> str:
+    if one.returned:
+        return ""
+    status = one.status
+    if status is None:
+        return "at work"
+    if status.phase == "starting":
+        return "starting"
+    noticed = one.failure is not None and one.failure.kind == "peer" and status.operation
+    if status.phase in WAITING or noticed:  # its error may have ended the phase already
+        return f"waiting in {status.operation or status.phase}"
+    return f"in {status.operation or status.phase} at step {status.step:,}"
+
+
+def _be(ranks: Sequence[int], verb: Literal["are", "were"]) -> str:
+    return verb if len(ranks) > 1 else {"are": "is", "were": "was"}[verb]
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    """`worker 3`, `workers 0, 2, 3`, `workers 0-15, 17`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
+    return f"{'worker' if len(ranks) == 1 else 'workers'} {', '.join(parts)}"

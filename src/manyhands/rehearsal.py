@@ -1,0 +1,75 @@
+"""A few steps of a run without its folder: to compare strategies tensor by tensor, and to measure speed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import closing
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from manyhands.place import Place
+from manyhands.spec import RunSpec
+from manyhands.station import Station, own_state, threads_of
+from manyhands.strategies.base import Votes
+
+WARM_UP = 3  # steps that say nothing: memory is fetched, kernels are chosen
+
+
+class Rehearsal(NamedTuple):
+    """What a few steps led to: whole tensors, each step's loss, and what makes models hard to compare."""
+
+    state: dict[str, Tensor]
+    losses: list[float]
+    batch_norms: int
+    dropouts: int
+
+
+def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
+    """Make some steps with dropout switched off; rank 0 returns where they led."""
+    with own_state(threads_of(spec, place)), closing(Station(place, spec)) as station:
+        model = station.worker.model
+        dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+        for module in dropouts:
+            module.p = 0.0
+        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        losses = []
+        station.begin()
+        with closing(station.feed.read(0)) as reader:
+            for _ in range(steps):
+                batch = next(reader)
+                lr = station.schedule(station.position.samples)
+                losses.append(station.worker.step(batch.micro_batches, batch.size, lr).loss)
+                station.position.step += 1
+                station.position.samples += batch.size
+        state = {name: tensor.detach().clone() for name, tensor in station.worker.state().items()}
+        return Rehearsal(state, losses, len(norms), len(dropouts)) if place.rank == 0 else None
+
+
+def measure(place: Place, spec: RunSpec, seconds: float) -> float:
+    """Samples a second, from the median step of about this much time."""
+    with own_state(threads_of(spec, place)), closing(Station(place, spec)) as station:
+        times: list[float] = []
+        station.begin()
+        with closing(station.feed.read(0)) as reader:
+            began = before = time.perf_counter()
+            over = False
+            while not over:
+                batch = next(reader)
+                step = station.worker.step(
+                    batch.micro_batches,
+                    batch.size,
+                    0.0,  # nothing is learned, so that no rate can make it diverge
+                    lambda: Votes(
+                        over=place.rank == 0
+                        and len(times) > 2 * WARM_UP
+                        and time.perf_counter() - began >= seconds
+                    ),
+                )
+                now = time.perf_counter()
+                times.append(now - before)
+                before, over = now, step.votes.over
+                station.position.step += 1
+        assert spec.batch is not None
+        return spec.batch / statistics.median(times[WARM_UP:])

@@ -1,0 +1,60 @@
+"""`--workers auto`: how this machine's cores are best split into workers x threads, found by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from manyhands import axes, environment, words
+from manyhands.launchers import LAUNCHERS
+from manyhands.launchers.base import Launcher
+from manyhands.spec import RunSpec
+
+ROUNDS, SECONDS = 2, 1.0  # each split is tried this often, in turn, for so long
+
+
+class Split(NamedTuple):
+    """One way to use the cores, and how fast it was."""
+
+    workers: int
+    threads: int
+    samples_per_second: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{words.plural(self.workers, 'worker')} x {words.plural(self.threads, 'thread')}"
+
+
+def splits(cores: int, batch: int) -> list[Split]:
+    """Every division of the cores that leaves no core idle and no worker without a sample."""
+    return [Split(n, cores // n) for n in range(1, cores + 1) if cores % n == 0 and n <= batch]
+
+
+def choose(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
+    """The (resolved) spec with the fastest split; best of interleaved rounds, since machines are noisy."""
+    from manyhands.rehearsal import measure
+
+    assert spec.batch is not None
+    found = splits(environment.cores(), spec.batch)
+    launcher: Launcher = axes.member("launcher", LAUNCHERS, "local")()
+    rates = [0.0] * len(found)
+    for _ in range(ROUNDS if len(found) > 1 else 0):
+        for number, split in enumerate(found):
+            rate = launcher.launch(measure, split.workers, placed(spec, split), SECONDS)[0]
+            rates[number] = max(rates[number], rate)
+    measured = [split._replace(samples_per_second=rate) for split, rate in zip(found, rates, strict=True)]
+    best = max(measured, key=lambda split: split.samples_per_second)
+    tried = ", ".join(f"{split} {words.rate(split.samples_per_second, unit)}" for split in measured)
+    say(f"auto: {tried}: taking {best}")
+    return placed(spec, best)
+
+
+def placed(spec: RunSpec, split: Split) -> RunSpec:
+    """The spec on this split."""
+    alone = split.workers == 1
+    return spec.replace(
+        workers=split.workers,
+        threads=split.threads,
+        strategy="single" if alone else "allreduce",
+        transport="solo" if alone else "shm",
+        launcher="inline" if alone else "local",
+    )

@@ -1,0 +1,153 @@
+"""Everything one rank computes with, built from a spec and its place: the same for training and measuring."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from manyhands import axes, environment, faults
+from manyhands.allocator import kept_memory
+from manyhands.checkpoint import random_state, restore_random_state
+from manyhands.clock import Clock
+from manyhands.data.order import Order, Share, key
+from manyhands.drills import DrilledCompute, DrilledDataset
+from manyhands.feed import Feed
+from manyhands.place import NOTE, Place, Status
+from manyhands.resolve import choose_device, make_recipe
+from manyhands.spec import RunSpec
+from manyhands.strategies import STRATEGIES
+from manyhands.strategies.base import Compute, Setup, Timed, Worker
+from manyhands.tasks import find
+from manyhands.tasks.base import Task
+from manyhands.trainer import Position
+from manyhands.transports.base import Transport
+from manyhands.transports.connect import connect
+from manyhands.transports.wrap import Counting, Faulty
+
+_EXCHANGING = ("communication", "wait")
+
+
+class Station:
+    """One rank's task, data, model, transport and strategy, and the clock that times them."""
+
+    def __init__(self, place: Place, spec: RunSpec, *, drill: bool = False) -> None:
+        self.place, self.spec, self.position = place, spec, Position()
+        self.begun = False  # whether steps are made
+        self.device = choose_device(spec.device, place.local_rank)
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        place.line.watch(self.status)
+        self._fault = faults.from_environment() if drill else None
+        self.task = self._at_home(find.build(spec.task, spec.options), dtype)
+        self.recipe = make_recipe(spec, self.task)
+        assert spec.batch is not None
+        order = Order(len(self.task.train), spec.batch, spec.seed)
+        share = Share(place.rank, place.size, spec.accumulate)
+        self.feed = Feed(self.task, order, share, self.device, dtype, self.clock)
+        self.horizon = self.feed.horizon(spec)
+        self.schedule = self.recipe.schedule(spec.batch, order.n, self.horizon)
+        self.traffic = Counting(self._connect(), self.clock)
+        self.transport: Transport = self.traffic
+        try:
+            self.worker = self._worker(dtype)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def step(self) -> int:
+        """Steps made so far."""
+        return self.position.step
+
+    def begin(self) -> None:
+        """From now on steps are made, and who stands still is stuck."""
+        self.begun = True
+        if self.place.line.board is not None:
+            self.clock.note = partial(self._write_down, self.place.line.board)
+
+    def status(self) -> Status:
+        """What this rank is doing, for whoever looks after it; called from another thread."""
+        if not self.begun:
+            return Status(self.step, "starting", "", self.clock.switches)
+        return Status(self.step, self.clock.current, self.traffic.current, self.clock.switches)
+
+    def _write_down(self, board: memoryview) -> None:
+        """Leave where it is found even if this process is killed: step, phase, and what it waits in."""
+        phase = self.clock.current
+        operation, calls = self.traffic.under_way if phase in _EXCHANGING else ("", 0)
+        NOTE.pack_into(board, 0, self.position.step, calls, phase.encode(), operation.encode())
+
+    def close(self) -> None:
+        """Give back what the transport holds."""
+        self.transport.close()
+
+    def _connect(self) -> Transport:
+        spec, fault = self.spec, self._fault
+        patience = {} if spec.timeout is None else {"timeout": max(60.0, 4 * spec.timeout)}
+        transport = connect(spec.transport, self.place, device=self.device, **patience)
+        return transport if fault is None else Faulty(transport, fault, lambda: self.step)
+
+    def _worker(self, dtype: torch.dtype) -> Worker:
+        """The strategy's worker around a model that is the same for the same seed, wherever it is built."""
+        seed(self.spec.seed)
+        model = self.task.model().to(self.device, dtype)
+        if self.place.rank:
+            seed(key(self.spec.seed, self.place.rank))  # each worker drops out its own units
+        strategy = axes.member("strategy", STRATEGIES, self.spec.strategy)
+        setup = Setup(model, self.recipe, self._compute(), self.transport, self.spec.sync_batchnorm)
+        worker: Worker = strategy(setup)
+        return worker
+
+    def _compute(self) -> Compute:
+        compute = Compute(self.task.loss)
+        if self._fault is None:
+            return Timed(compute, self.clock)
+        return DrilledCompute(compute, self.clock, self._due("backward"), self._fault)
+
+    def _due(self, where: faults.Where) -> Callable[[], bool]:
+        fault = self._fault
+        assert fault is not None
+        return lambda: fault.due(self.place.rank, self.step, where)
+
+    def _at_home(self, task: Task, dtype: torch.dtype) -> Task:
+        """The task with its own preprocessing on this device; the built task is shared and stays as it is."""
+        task = replace(task, preprocess=copy.deepcopy(task.preprocess).to(self.device, dtype))
+        if self._fault is not None:
+            task = replace(task, train=DrilledDataset(task.train, self._due("data"), self._fault))
+        return task
+
+
+def threads_of(spec: RunSpec, place: Place) -> int:
+    """Threads a worker: what the user said, or an equal part of this host's cores."""
+    return spec.threads or max(1, environment.cores() // len(place.peers_on_host))
+
+
+@contextmanager
+def own_state(threads: int) -> Iterator[None]:
+    """Threads, memory and random state are the worker's own while it works; then its process's again."""
+    before = torch.get_num_threads()
+    tensors, numbers = random_state()
+    deterministic = torch.backends.cudnn.deterministic
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.deterministic = True  # law 6: a resumed run is bit-identical
+    try:
+        with kept_memory():
+            yield
+    finally:
+        torch.backends.cudnn.deterministic = deterministic
+        torch.set_num_threads(before)
+        restore_random_state(tensors, numbers)
+
+
+def seed(number: int) -> None:
+    """Set every generator a task may draw from."""
+    torch.manual_seed(number % 2**63)
+    np.random.seed(number % 2**32)
+    random.seed(number)

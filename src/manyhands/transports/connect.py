@@ -1,0 +1,49 @@
+"""From a transport's name and a worker's place to the transport: what worker.py calls, and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from manyhands import axes
+from manyhands.errors import UsageError
+from manyhands.place import Place
+from manyhands.transports import TRANSPORTS, grid
+
+if TYPE_CHECKING:
+    import torch
+
+    from manyhands.transports.base import Transport
+
+MESSAGES = ("torch", "mpi")  # those that reach other hosts
+
+
+def check(name: str, hosts: Sequence[str]) -> None:
+    """Refuse a transport that cannot join workers on these hosts; needs no torch."""
+    distinct = list(dict.fromkeys(hosts))
+    if name == "solo" and len(hosts) > 1:
+        raise UsageError(
+            f"transport solo is for one worker, but there are {len(hosts)}: use shm, torch or mpi"
+        )
+    if name == "shm" and len(distinct) > 1:
+        raise UsageError(
+            f"transport shm joins workers of one host, but there are {len(distinct)} hosts "
+            f"({', '.join(distinct)}): use {' or '.join(MESSAGES)}"
+        )
+
+
+def connect(
+    name: str, place: Place, *, device: torch.device | None = None, timeout: float | None = None
+) -> Transport:
+    """The transport of one worker; all workers of the gang must ask for it."""
+    member = axes.member("transport", TRANSPORTS, name)
+    check(name, place.hosts)
+    from manyhands.transports.base import CPU, PATIENCE
+    from manyhands.transports.hosts import Hosts
+
+    build = member
+    if name in MESSAGES and 1 < len(grid.rows(place.hosts)) < place.size:
+        build = partial(Hosts, between=member)
+    made: Transport = build(place, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
+    return made

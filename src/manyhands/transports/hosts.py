@@ -1,0 +1,108 @@
+"""Several hosts: workers of one host share memory, and worker i of each host talks to worker i of the others.
+
+                 worker 0   worker 1
+    host a          0 ──shm── 1            a row:     memory, `on_host`
+                    │         │            a column:  messages, `across`
+    host b          2 ──shm── 3
+
+A sum goes along the rows, then each column sums its slice of that, then the rows put the slices together:
+a byte crosses the network as often as there are hosts, however many workers they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from manyhands.place import Place
+from manyhands.transports import grid, wire
+from manyhands.transports.base import CPU, PATIENCE, Transport
+from manyhands.transports.shm import Shm
+
+
+class Messages(Transport, Protocol):
+    """A transport that can make others out of parts of itself."""
+
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
+        """The transport of this rank's group; all ranks must ask for the same groups."""
+
+
+@final
+class Hosts:
+    """Shared memory within hosts, messages between them; as many workers on each host."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        between: Callable[..., Messages],
+        device: torch.device = CPU,
+        timeout: float = PATIENCE,
+    ) -> None:
+        self.rank, self.size = place.rank, place.size
+        rows, columns = grid.rows(place.hosts), grid.columns(place.hosts)
+        self.peers_on_host = grid.line_of(self.rank, rows)
+        self._row_of = {rank: number for number, row in enumerate(rows) for rank in row}
+        self._column_of = {rank: number for number, column in enumerate(columns) for rank in column}
+        self._messages = between(place, device=device, timeout=timeout)
+        self.on_host: Transport = Shm(place, device=device, timeout=timeout)
+        self.across = self._messages.parts(columns)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Rows, then a slice of each column, then rows again."""
+        whole = wire.row(tensor, stay=True)
+        slices = wire.cut(whole.numel(), self.on_host.size)
+        self.on_host.all_reduce(whole)
+        mine = whole[slices[self.on_host.rank]]
+        if mine.numel():
+            self.across.all_reduce(mine)
+        for worker, part in enumerate(slices):
+            if part.start < part.stop:
+                self.on_host.broadcast(whole[part], worker)
+        return wire.back(whole, tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """Down the root's column, then along each row."""
+        if self._column_of[self.rank] == self._column_of[root]:
+            self.across.broadcast(tensor, self._row_of[root])
+        return self.on_host.broadcast(tensor, self._column_of[root])
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """By messages between all."""
+        return self._messages.all_gather(tensor)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Through memory to a peer on this host, else as a message."""
+        if to in self.peers_on_host:
+            self.on_host.send(tensor, self._column_of[to])
+        else:
+            self._messages.send(tensor, to)
+
+    def recv(self, tensor: Tensor, source: int) -> Tensor:
+        """The other end of a send."""
+        if source in self.peers_on_host:
+            return self.on_host.recv(tensor, self._column_of[source])
+        return self._messages.recv(tensor, source)
+
+    def barrier(self) -> None:
+        """Each row, then the first column, then each row again."""
+        self.on_host.barrier()
+        if self._column_of[self.rank] == 0:
+            self.across.barrier()
+        self.on_host.barrier()
+
+    def share(self, name: str, nbytes: int) -> Tensor:
+        """Of this host."""
+        return self.on_host.share(name, nbytes)
+
+    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Summed where they lie."""
+        return self.on_host.add_shared(parts, out)
+
+    def close(self) -> None:
+        """All three."""
+        for transport in (self.on_host, self.across, self._messages):
+            transport.close()

@@ -1,0 +1,205 @@
+"""Workers of one host, who meet and exchange tensors in shared memory.
+
+    file   [ flags | mailboxes' flags | staging 0 | staging 1 | rings of the mailboxes ... ]
+    staging, for each worker   [ header | slot ]
+
+A collective copies into this worker's slot, meets the others, and reads theirs. Two stagings are used in
+turn: whoever writes into one again has met the others since they read it, so no meeting is needed for that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from manyhands.place import Place
+from manyhands.transports import control, mailbox, memory, wire
+from manyhands.transports.base import CPU, PATIENCE
+from manyhands.transports.control import LINE
+from manyhands.transports.solo import Solo
+
+SLOT = 2**20  # bytes of a worker's part in a staging: few enough for the caches, many enough for a meeting
+STAGING = 2**24  # bytes of all workers' parts at most: a container's shared memory may be all of 64 MB
+SMALL = 2**16  # bytes up to which summing everything oneself is faster than meeting once more
+PAGE = 4096
+
+
+@final
+class Shm:
+    """The workers of one host of a gang. Where there are several hosts, ranks are counted on this one."""
+
+    def __init__(self, place: Place, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+        names = place.peers_on_host
+        self.rank, self.size = place.local_rank, len(names)
+        self.peers_on_host: tuple[int, ...] = tuple(range(self.size))
+        self._closed = False
+        lines = self.size + mailbox.LINES * self.size**2
+        head = _pages(lines * LINE)
+        slot = max(PAGE, min(SLOT, STAGING // self.size) // PAGE * PAGE)
+        stride = PAGE + slot  # a header has a page of its own, so that slots begin on one
+        rings = head + 2 * self.size * stride
+        fd, mapped = memory.together(
+            lambda text: [place.line.exchange(text)[name] for name in names],
+            self.rank == 0,
+            "control",
+            rings + self.size**2 * mailbox.RING,
+            reserved=rings,
+            opened=partial(control.claim, rank=self.rank),
+        )
+        file = torch.frombuffer(mapped, dtype=torch.uint8)
+        self._control = control.Control(fd, mapped, lines * LINE, self.rank, names, timeout)
+        self._mail = mailbox.Mailboxes(self._control, self.size, file, rings, self.rank, self.size)
+        staged = file[head:rings].view(2, self.size, stride)
+        self._headers = staged[:, :, : wire.HEADER * 8].view(torch.int64)
+        self._slots = {torch.uint8: [list(half.unbind()) for half in staged[:, :, PAGE:].unbind()]}
+        self._capacity, self._turn = slot, 0
+
+    @property
+    def on_host(self) -> Shm:
+        """All of it."""
+        return self
+
+    @property
+    def across(self) -> Solo:
+        """There is one host."""
+        return Solo()
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum in rank order; each worker its slice, or all of it where that is faster."""
+        self._control.begin("all_reduce")
+        if self.size == 1:
+            return tensor
+        whole = wire.row(tensor)
+        length = self._capacity // whole.element_size()
+        if whole.numel() * whole.element_size() <= SMALL:
+            self._sum_small(whole)
+        else:
+            for begin in range(0, whole.numel(), length):
+                self._sum_slices(whole[begin : begin + length])
+        return wire.back(whole, tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """The root writes, all others read."""
+        self._control.begin("broadcast")
+        whole = wire.row(tensor)
+        message = wire.as_bytes(whole)
+        for begin in range(0, max(message.numel(), 1), self._capacity):
+            part = message[begin : begin + self._capacity]
+            slot = self._next(torch.uint8)[root][: part.numel()]
+            if self.rank == root:
+                slot.copy_(part)
+            self._control.meet()
+            if self.rank != root:
+                part.copy_(slot)
+        return tensor if self.rank == root else wire.back(whole, tensor)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Everyone writes, everyone reads, as often as the longest one needs."""
+        self._control.begin("all_gather")
+        return [part.to(tensor.device) for part in self._gather(tensor)]
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Through the ring of this pair; returns when it is in there."""
+        self._control.begin("send")
+        self._mail.send(wire.as_bytes(wire.row(tensor)), to)
+
+    def recv(self, tensor: Tensor, source: int) -> Tensor:
+        """Out of the ring of this pair."""
+        self._control.begin("recv")
+        whole = wire.row(tensor)
+        self._mail.recv(wire.as_bytes(whole), source)
+        return wire.back(whole, tensor)
+
+    def barrier(self) -> None:
+        """A flag each."""
+        self._control.begin("barrier")
+        self._control.meet()
+
+    def share(self, name: str, nbytes: int) -> Tensor:
+        """A file of their own, which has lost its name by the time this returns."""
+        self._control.begin("share")
+        if nbytes == 0:
+            return torch.zeros(0, dtype=torch.uint8)  # nothing cannot be mapped
+        what = "".join(letter if letter.isalnum() else "_" for letter in name) or "memory"
+        fd, mapped = memory.together(self._tell, self.rank == 0, what, nbytes)
+        os.close(fd)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        """Summed where they lie."""
+        return wire.add_in_order(parts, out)
+
+    def close(self) -> None:
+        """Let go of the flags; shared tensors stay as long as someone holds them."""
+        if not self._closed:
+            self._closed = True
+            self._control.close()
+            self._slots.clear()
+            del self._mail, self._headers
+
+    def _next(self, dtype: torch.dtype) -> list[Tensor]:
+        """The slots of the staging whose turn it is, by rank."""
+        self._turn ^= 1
+        if dtype not in self._slots:
+            self._slots[dtype] = [[slot.view(dtype) for slot in half] for half in self._slots[torch.uint8]]
+        return self._slots[dtype][self._turn]
+
+    def _sum_small(self, whole: Tensor) -> None:
+        length = whole.numel()
+        parts = [slot[:length] for slot in self._next(whole.dtype)]
+        parts[self.rank].copy_(whole)
+        self._control.meet()
+        wire.add_in_order(parts, whole)
+
+    def _sum_slices(self, whole: Tensor) -> None:
+        """Each worker sums its slice of all, into the part of its own slot that nobody else needs."""
+        slots, mine = self._next(whole.dtype), self.rank
+        slices = wire.cut(whole.numel(), self.size)
+        for rank, part in enumerate(slices):
+            if rank != mine:
+                slots[mine][part].copy_(whole[part])
+        self._control.meet()
+        own = slices[mine]
+        parts = [slot[own] for slot in slots]
+        parts[mine] = whole[own]
+        wire.add_in_order(parts, slots[mine][own])
+        whole[own].copy_(slots[mine][own])
+        self._control.meet()
+        for rank, part in enumerate(slices):
+            if rank != mine:
+                whole[part].copy_(slots[rank][part])
+
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        message = wire.as_bytes(wire.row(tensor))
+        capacity, mine = self._capacity, self.rank
+        self._headers[self._turn ^ 1, mine].copy_(wire.header(tensor))
+        rooms: list[Tensor] = []
+        rows: list[Tensor] = []
+        begin = longest = 0
+        while begin <= longest:
+            slots = self._next(torch.uint8)
+            part = message[begin : begin + capacity]
+            slots[mine][: part.numel()].copy_(part)
+            self._control.meet()
+            if not rooms:
+                rooms = [wire.room(numbers) for numbers in self._headers[self._turn].tolist()]
+                rows = [wire.as_bytes(room.view(-1)) for room in rooms]
+                longest = max(row.numel() for row in rows) - 1
+            for row, slot in zip(rows, slots, strict=True):
+                part = row[begin : begin + capacity]
+                part.copy_(slot[: part.numel()])
+            begin += capacity
+        return rooms
+
+    def _tell(self, text: str) -> list[str]:
+        letters = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        return [bytes(told.tolist()).decode() for told in self._gather(letters)]
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE

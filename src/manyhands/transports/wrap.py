@@ -1,0 +1,235 @@
+"""Transports around transports, which count, delay or fail what passes through them (law 7).
+
+No result changes. What is reached through `on_host` and `across` is wrapped alike, with the outer's state.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar, final
+
+from torch import Tensor
+
+from manyhands.clock import ASIDE, Clock
+from manyhands.faults import Fault
+from manyhands.transports.base import Transport
+
+T = TypeVar("T")
+
+
+class Wrapper:
+    """Forwards everything; whoever wants to be there meanwhile overrides `around`."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.rank, self.size, self.peers_on_host = inner.rank, inner.size, inner.peers_on_host
+        self._wrapped: dict[str, Self] = {}
+
+    def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
+        """Do one operation on so many bytes."""
+        return call(*arguments)
+
+    def again(self, inner: Transport) -> Self:
+        """The same wrapper around another part of the same transport."""
+        return type(self)(inner)
+
+    def _part(self, name: str) -> Self:
+        if name not in self._wrapped:
+            part = getattr(self.inner, name)
+            self._wrapped[name] = self if part is self.inner else self.again(part)
+        return self._wrapped[name]
+
+    @property
+    def on_host(self) -> Self:
+        """Wrapped alike."""
+        return self._part("on_host")
+
+    @property
+    def across(self) -> Self:
+        """Wrapped alike."""
+        return self._part("across")
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The inner transport's."""
+        return self.around("all_reduce", tensor.nbytes, self.inner.all_reduce, tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """The inner transport's."""
+        return self.around("broadcast", tensor.nbytes, self.inner.broadcast, tensor, root)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The inner transport's; the bytes are those of all ranks, taken as alike."""
+        return self.around("all_gather", tensor.nbytes * self.size, self.inner.all_gather, tensor)
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """The inner transport's."""
+        self.around("send", tensor.nbytes, self.inner.send, tensor, to)
+
+    def recv(self, tensor: Tensor, source: int) -> Tensor:
+        """The inner transport's."""
+        return self.around("recv", tensor.nbytes, self.inner.recv, tensor, source)
+
+    def barrier(self) -> None:
+        """The inner transport's."""
+        self.around("barrier", 0, self.inner.barrier)
+
+    def share(self, name: str, nbytes: int) -> Tensor:
+        """The inner transport's; nothing moves yet."""
+        return self.around("share", 0, self.inner.share, name, nbytes)
+
+    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
+        """The inner transport's."""
+        return self.around("add_shared", sum([p.nbytes for p in parts]), self.inner.add_shared, parts, out)
+
+    def close(self) -> None:
+        """The inner transport's."""
+        self.inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only some transports have: a `process_group`."""
+        if name == "inner":  # not there yet: asking it would ask for itself
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one operation has cost this rank so far."""
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Books:
+    """What all parts of a counted transport write into."""
+
+    traffic: dict[str, Traffic]
+    operation: str = ""
+    moves: int = 0
+
+
+@final
+class Counting(Wrapper):
+    """Counts calls, bytes and seconds, and charges them on the worker's clock: barriers are `wait`.
+
+    What is exchanged while evaluating or saving is part of that, not of training. Another thread may read
+    `current` and `moves` at any time.
+    """
+
+    def __init__(self, inner: Transport, clock: Clock | None = None, books: _Books | None = None) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self._books = books if books is not None else _Books({})
+
+    def again(self, inner: Transport) -> Self:
+        """In the same books."""
+        return type(self)(inner, self._clock, self._books)
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """By operation."""
+        return self._books.traffic
+
+    @property
+    def current(self) -> str:
+        """What is under way, `all_reduce 12`, or nothing."""
+        operation = self._books.operation
+        return f"{operation} {self._books.traffic[operation].calls:,}" if operation else ""
+
+    @property
+    def under_way(self) -> tuple[str, int]:
+        """The same in parts: the operation, and which of its kind it is."""
+        operation = self._books.operation
+        return operation, self._books.traffic[operation].calls if operation else 0
+
+    @property
+    def moves(self) -> int:
+        """Grows with every operation that is done."""
+        return self._books.moves
+
+    def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
+        """Between two looks at the clock."""
+        books, clock = self._books, self._clock
+        entry = books.traffic.get(operation)
+        if entry is None:
+            entry = books.traffic[operation] = Traffic()
+        entry.calls += 1
+        books.operation = operation
+        if clock is not None and clock.current in ASIDE:
+            clock = None
+        before = clock.switch("wait" if operation == "barrier" else "communication") if clock else ""
+        since = time.perf_counter()
+        result = call(*arguments)  # whoever fails in it is still asked what it was doing
+        entry.seconds += time.perf_counter() - since
+        if clock:
+            clock.switch(before)
+        books.operation = ""
+        books.moves += 1
+        if operation == "all_gather":  # now the sizes are known
+            gathered: Any = result
+            nbytes = sum([part.nbytes for part in gathered])
+        entry.bytes += nbytes
+        return result
+
+
+@final
+class Delayed(Wrapper):
+    """A slower network: `latency` seconds a message, `bandwidth` bytes a second, collectives as rings."""
+
+    def __init__(self, inner: Transport, latency: float, bandwidth: float | None = None) -> None:
+        super().__init__(inner)
+        self._latency, self._bandwidth = latency, bandwidth
+
+    def again(self, inner: Transport) -> Self:
+        """On the same network."""
+        return type(self)(inner, self._latency, self._bandwidth)
+
+    def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
+        """As if it had taken so much longer."""
+        messages, share = _ring(operation, self.size)
+        delay = messages * self._latency
+        if self._bandwidth is not None:
+            delay += share * nbytes / self._bandwidth
+        if delay > 0:
+            time.sleep(delay)
+        return call(*arguments)
+
+
+def _ring(operation: str, size: int) -> tuple[int, float]:
+    """Messages one after the other, and the part of the bytes that passes one rank's link."""
+    steps = size - 1
+    costs = {
+        "all_reduce": (2 * steps, 2 * steps / size),
+        "all_gather": (steps, steps / size),
+        "broadcast": (math.ceil(math.log2(size)), 1.0 if steps else 0.0),
+        "barrier": (math.ceil(math.log2(size)), 0.0),
+        "send": (1, 1.0),
+    }
+    return costs.get(operation, (0, 0.0))  # memory sends nothing, and a message is paid for by its sender
+
+
+@final
+class Faulty(Wrapper):
+    """Lets a scripted fault strike as a rank comes to an operation, while the others wait for it in there."""
+
+    def __init__(
+        self, inner: Transport, fault: Fault, step: Callable[[], int], rank: int | None = None
+    ) -> None:
+        super().__init__(inner)
+        self._fault, self._step = fault, step
+        self._who = inner.rank if rank is None else rank  # in the gang, whatever part of it this is
+
+    def again(self, inner: Transport) -> Self:
+        """The same worker, the same fault."""
+        return type(self)(inner, self._fault, self._step, self._who)
+
+    def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
+        """Now, or not yet."""
+        if self._fault.due(self._who, self._step(), "collective"):
+            self._fault.strike()
+        return call(*arguments)

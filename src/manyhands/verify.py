@@ -1,0 +1,155 @@
+"""Is a strategy exact? The same steps by `single` and by the strategy, compared tensor by tensor (law 4).
+
+Where a worker's batch norm looks at its own share, one worker with the whole batch computes something else;
+then the reference is one worker that takes the same shares one after the other. What it cannot tell then are
+the running statistics: it updates them share by share, the workers take the mean of their changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from manyhands import axes
+from manyhands.launchers import LAUNCHERS
+from manyhands.launchers.base import Care, Launcher
+from manyhands.resolve import resolve
+from manyhands.run import check
+from manyhands.spec import RunSpec
+
+if TYPE_CHECKING:
+    from manyhands.rehearsal import Rehearsal
+
+# float32 rounds at 6e-8 of a value; a few steps of a different order of sums stay far below this
+TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
+
+
+class Comparison(NamedTuple):
+    """One precision: the largest difference of every tensor, relative to its largest value where above 1."""
+
+    dtype: str
+    reference: str
+    tolerance: float
+    tensors: dict[str, float]
+    losses: float
+
+    @property
+    def largest(self) -> float:
+        """Over all tensors and losses."""
+        return max([self.losses, *self.tensors.values()])
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of it is within the tolerance."""
+        return self.largest <= self.tolerance  # a difference that is no number is not
+
+
+class Verdict(NamedTuple):
+    """What was compared, how it came out, and why some things are not comparable."""
+
+    spec: RunSpec
+    steps: int
+    comparisons: list[Comparison]
+    reasons: list[str]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every comparison holds."""
+        return all(comparison.holds for comparison in self.comparisons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "task": self.spec.task,
+            "strategy": self.spec.strategy,
+            "transport": self.spec.transport,
+            "workers": self.spec.workers,
+            "batch": self.spec.batch,
+            "steps": self.steps,
+            "exact": self.exact,
+            "comparisons": [
+                {**comparison._asdict(), "largest": comparison.largest, "holds": comparison.holds}
+                for comparison in self.comparisons
+            ],
+            "reasons": self.reasons,
+        }
+
+
+def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verdict:
+    """Train some steps twice in each precision and compare where they led."""
+    check(spec)
+    spec = resolve(spec)
+    comparisons: list[Comparison] = []
+    reasons: dict[str, None] = {}
+    for dtype, tolerance in TOLERANCES.items():
+        say(f"{dtype}: {steps} steps with single, {steps} with {spec.strategy} on {spec.transport}")
+        ours = _rehearse(spec.replace(dtype=dtype), steps)
+        apart = ours.batch_norms > 0 and spec.workers > 1 and not spec.sync_batchnorm
+        reference = _alone(spec, dtype, spec.workers * spec.accumulate if apart else spec.accumulate)
+        theirs = _rehearse(reference, steps)
+        skipped = _statistics(theirs) if apart else set()
+        reasons |= dict.fromkeys(_reasons(spec, ours, skipped))
+        comparisons.append(_compare(dtype, tolerance, reference, theirs, ours, skipped))
+    return Verdict(spec, steps, comparisons, list(reasons))
+
+
+def _rehearse(spec: RunSpec, steps: int) -> Rehearsal:
+    from manyhands.rehearsal import rehearse
+
+    launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
+    found: Rehearsal = launcher.launch(rehearse, spec.workers, spec, steps, care=Care(timeout=spec.timeout))[
+        0
+    ]
+    return found
+
+
+def _alone(spec: RunSpec, dtype: str, accumulate: int) -> RunSpec:
+    return spec.replace(
+        dtype=dtype,
+        strategy="single",
+        transport="solo",
+        launcher="inline",
+        workers=1,
+        threads=spec.threads or 1,
+        accumulate=accumulate,
+        sync_batchnorm=False,
+    )
+
+
+def _statistics(rehearsal: Rehearsal) -> set[str]:
+    ends = ("running_mean", "running_var", "num_batches_tracked")
+    return {name for name in rehearsal.state if name.endswith(ends)}
+
+
+def _reasons(spec: RunSpec, ours: Rehearsal, skipped: set[str]) -> list[str]:
+    reasons = []
+    if skipped:
+        reasons.append(
+            f"{ours.batch_norms} batch norms look at each worker's own share, so one worker with the whole "
+            f"batch computes something else; the reference takes the same {spec.workers} shares one by "
+            "one, and running statistics are left out (with --sync-batchnorm all of it is comparable)"
+        )
+    if ours.dropouts:
+        reasons.append(
+            f"{ours.dropouts} dropouts were switched off: every worker draws masks of its own for its samples"
+        )
+    return reasons
+
+
+def _compare(
+    dtype: str, tolerance: float, reference: RunSpec, theirs: Rehearsal, ours: Rehearsal, skipped: set[str]
+) -> Comparison:
+    names = [name for name in theirs.state if name not in skipped]
+    if missing := theirs.state.keys() ^ ours.state.keys():
+        raise AssertionError(f"the strategies keep different tensors: {sorted(missing)}")
+    differences = {name: _difference(theirs.state[name], ours.state[name]) for name in names}
+    losses = max(abs(a - b) / max(1.0, abs(a)) for a, b in zip(theirs.losses, ours.losses, strict=True))
+    described = "single" + (f" in {reference.accumulate} shares" if reference.accumulate > 1 else "")
+    return Comparison(dtype, described, tolerance, differences, losses)
+
+
+def _difference(reference: Any, other: Any) -> float:
+    if reference.numel() == 0:
+        return 0.0
+    reference, other = reference.double().cpu(), other.double().cpu()
+    return float((reference - other).abs().max() / max(1.0, float(reference.abs().max())))

@@ -1,0 +1,288 @@
+"""Several workers as a user runs them: any starter gives the same bits, nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import manyhands as mh
+from manyhands import faults
+from manyhands.checkpoint import Checkpoints
+from manyhands.errors import InterruptedRunError, WorkerFailedError
+from manyhands.folder import RunFolder
+from manyhands.progress import Silent
+from manyhands.record import OneWorker, RunRecord, Start, StepRecord
+from manyhands.run import run
+from manyhands.spec import RunSpec
+
+BIN = Path(sys.executable).parent
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+SETTINGS = ["digits-mlp", "--epochs", "3", "--batch", "50"]  # 25 a worker, and a ragged end
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert list(Path("/dev/shm").glob("manyhands*")) == []
+
+
+def last(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a run's last checkpoint."""
+    return load_file(Checkpoints(RunFolder(folder).checkpoints, "").paths()[-1])
+
+
+def alive(marker: str) -> list[str]:
+    """Command lines of living processes that work in a folder of this name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if marker in str((entry / "cwd").readlink()) and int(entry.name) != os.getpid():
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    found += [(entry / "cmdline").read_text()] if state != "Z" else []
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.slow
+def test_every_starter_gives_the_same_bits(tmp_path: Path) -> None:
+    """`manyhands train --workers 2`, torchrun, mpirun, and the mpi launcher."""
+    python = [sys.executable, "-m", "manyhands", "train", *SETTINGS]
+    commands = {
+        "local": [*python, "--workers", "2"],
+        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "29517", *python[1:]],
+        "mpirun": [str(BIN / "mpirun"), "-n", "2", "--map-by", ":OVERSUBSCRIBE", *python],
+        "mpi": [*python, "--workers", "2", "--launcher", "mpi", "--transport", "shm"],
+        "torch": [*python, "--workers", "2", "--transport", "torch"],
+        "messages": [*python, "--workers", "2", "--transport", "mpi"],
+    }
+    if not (BIN / "mpirun").exists():
+        commands = {
+            name: words for name, words in commands.items() if "mpi" not in name and name != "messages"
+        }
+    states, losses = {}, {}
+    for name, words in commands.items():
+        done = subprocess.run(
+            [*words, "--out", name, "--json"],
+            cwd=tmp_path,
+            env={**os.environ, **AS_ROOT},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, (name, done.stderr)
+        record = RunRecord.model_validate_json(done.stdout)  # one rank prints, and nothing else is printed
+        assert len(record.phases) == len(record.traffic) == len(record.hosts) == 2
+        states[name], losses[name] = last(tmp_path / name), record.loss
+    for name, state in states.items():
+        assert losses[name] == losses["local"], name
+        for tensor, value in states["local"].items():
+            if not tensor.startswith("random/"):
+                assert torch.equal(state[tensor], value), (name, tensor)
+    assert alive(tmp_path.name) == []
+
+
+def train(out: Path, workers: int, **settings: object) -> RunRecord:
+    return mh.train("digits-mlp", epochs=3, batch=50, workers=workers, out=out, quiet=True, **settings)
+
+
+def test_two_workers_learn_what_one_does(here: Path) -> None:
+    one, two = train(here / "one", 1), train(here / "two", 2)
+    assert two.metric == pytest.approx(one.metric, abs=0.011)
+    assert [step.samples for step in RunFolder(here / "two").steps()] == [
+        step.samples for step in RunFolder(here / "one").steps()
+    ]
+    for first, second in zip(
+        RunFolder(here / "one").steps()[:20], RunFolder(here / "two").steps()[:20], strict=True
+    ):
+        assert second.loss == pytest.approx(first.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize(("then", "equal"), [(3, True), (2, False), (1, False)])
+def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
+    here: Path, then: int, equal: bool
+) -> None:
+    """Law 6: the same samples in the same order; with as many workers the same bits."""
+    whole = train(here / "whole", 3)
+    command = [sys.executable, "-m", "manyhands", "train", *SETTINGS, "--workers", "3", "--out", "killed"]
+    child = subprocess.Popen([*command, "--checkpoint-every", "0", "-q"], cwd=here, stderr=subprocess.PIPE)
+    checkpoints = Checkpoints(here / "killed/checkpoints", "")
+    while len(checkpoints.paths()) < 2:
+        assert child.poll() is None, child.stderr and child.stderr.read()
+        time.sleep(0.005)
+    child.kill()
+    child.communicate()
+    for _ in range(100):
+        if not alive(here.name):
+            break
+        time.sleep(0.05)
+    assert alive(here.name) == [], "workers outlived their parent"
+    notices: list[str] = []
+
+    class Hear(Silent):
+        def notice(self, text: str) -> None:
+            notices.append(text)
+
+    from manyhands.run import resume_folder
+
+    resumed = resume_folder(here / "killed", {"workers": then}, observers=[Hear()])
+    assert resumed.resumed == 1
+    assert any(text.startswith("going on with") and f"workers 3 -> {then}" in text for text in notices) == (
+        then != 3
+    )
+    steps, expected = RunFolder(here / "killed").steps(), RunFolder(here / "whole").steps()
+    assert [(step.step, step.samples) for step in steps] == [(step.step, step.samples) for step in expected]
+    for mine, theirs in zip(steps, expected, strict=True):
+        assert mine.loss == (theirs.loss if equal else pytest.approx(theirs.loss, rel=2e-3, abs=1e-5))
+    for name, tensor in last(here / "whole").items():
+        if equal:
+            assert torch.equal(last(here / "killed")[name], tensor), name
+    assert resumed.metric == pytest.approx(whole.metric, abs=0.006)
+
+
+def test_a_worker_that_fails_is_started_again_from_the_last_checkpoint(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(here / "whole", 2)
+    monkeypatch.setenv(faults.VARIABLE, "SIGKILL@1:40")
+    with pytest.raises(WorkerFailedError, match=r"was killed by signal 9 \(SIGKILL.*at step 40") as caught:
+        train(here / "ended", 2, checkpoint_every=0)
+    assert re.search(
+        r"\nthe last checkpoint is of step 40; continue with: manyhands train --resume \S+/ended$",
+        str(caught.value),
+    )
+    record = train(here / "again", 2, checkpoint_every=0, restarts=1)
+    assert (record.status, record.resumed, record.loss) == ("finished", 1, whole.loss)
+    for name, tensor in last(here / "whole").items():
+        assert torch.equal(last(here / "again")[name], tensor), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_parent_stops_all_workers_with_a_checkpoint(
+    here: Path, number: signal.Signals
+) -> None:
+    class At(Silent):
+        def stepped(self, step: StepRecord) -> None:
+            if step.step == 5:
+                os.kill(os.getpid(), number)
+
+    spec = RunSpec.of(
+        task="quadratic", workers=2, strategy="allreduce", transport="shm", launcher="local", epochs=100_000
+    )
+    with pytest.raises(
+        InterruptedRunError, match=rf"^interrupted by {number.name} at step [\d,]+; the last"
+    ) as caught:
+        run(spec, out=here / "run", observers=[At()])
+    assert caught.value.exit_code == 128 + number
+    record = RunFolder(here / "run").record()
+    assert record is not None
+    assert record.status == "interrupted"
+    assert (here / f"run/checkpoints/step-{record.steps:09d}.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal(here: Path) -> None:
+    """The whole foreground group gets it; one sentence, one code, nobody left."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "manyhands", "train", "quadratic", "--workers", "2", "--epochs", "100000"],
+        cwd=here,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not any(path.stat().st_size for path in here.glob("runs/*/steps.jsonl")):
+        assert child.poll() is None
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert err.count("error:") == 1
+    assert "error: interrupted by SIGINT at step" in err
+    assert alive(here.name) == []
+
+
+def test_the_time_is_over_for_all_at_once(here: Path) -> None:
+    record = mh.train("quadratic", workers=3, seconds=0.2, epochs=1_000_000, out=here / "run", quiet=True)
+    assert record.status == "finished"
+    assert 0.2 <= record.training_seconds < 5
+
+
+def test_divergence_is_said_once(here: Path) -> None:
+    from manyhands.errors import DivergedError
+
+    with pytest.raises(DivergedError, match=r"^the loss became (nan|inf) at step \d+"):
+        mh.train("quadratic", workers=2, lr=1e6, out=here / "run", quiet=True)
+    record = RunFolder(here / "run").record()
+    assert record is not None
+    assert record.status == "diverged"
+
+
+def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Path) -> None:
+    """The fork server has torch already; what is compared is a start against a start, in one run."""
+    train(here / "first", 2)
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    imported = time.perf_counter() - began
+    starts: list[float] = []
+
+    class Mark(Silent):
+        def started(self, start: Start) -> None:
+            starts.append(time.perf_counter())
+
+    for number in range(3):
+        began = time.perf_counter()
+        spec = RunSpec.of(
+            task="quadratic", workers=2, strategy="allreduce", transport="shm", launcher="local"
+        )
+        run(spec, out=here / f"run{number}", observers=[Mark()])
+        starts[-1] -= began
+    assert min(starts) < imported
+
+
+def test_auto_measures_and_says_what_it_takes(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    record = mh.train("digits-mlp", workers="auto", epochs=1, out=here / "run")
+    said = capfd.readouterr().err
+    match = re.search(r"^auto: (.*): taking (\d+) workers? x (\d+) threads?$", said, re.MULTILINE)
+    assert match, said
+    rates = {
+        name: float(rate.replace(",", ""))
+        for name, rate in re.findall(r"(\d+ \w+ x \d+ \w+) ([\d,]+)", match[1])
+    }
+    best = max(rates, key=lambda name: rates[name])
+    assert best.startswith(f"{record.spec.workers} worker")
+    assert record.spec.workers * record.environment.threads == mh.environment.cores()
+
+
+def test_the_bar_compares_with_the_last_run_of_one_worker(here: Path) -> None:
+    seen: list[Start] = []
+
+    class Look(Silent):
+        def started(self, start: Start) -> None:
+            seen.append(start)
+
+    one = mh.train("digits-mlp", epochs=1, threads=1, quiet=True)
+    settings = {"strategy": "allreduce", "transport": "shm", "launcher": "local", "workers": 2}
+    run(RunSpec.of(task="digits-mlp", epochs=1, **settings), out=here / "run", observers=[Look()])
+    assert seen[0].one_worker == OneWorker(one.samples_per_second, 1)
+
+
+def test_json_of_a_run_with_workers(here: Path) -> None:
+    record = train(here / "two", 2)
+    held = json.loads((here / "two/result.json").read_text())
+    assert held["spec"]["workers"] == 2
+    for rank in held["traffic"]:
+        assert rank["barrier"]["calls"] >= 2 * record.steps
+        assert rank["add_shared"]["bytes"] > 0

@@ -1,0 +1,160 @@
+"""Law 5: every fault, on every transport and launcher, ends the run with one message and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import manyhands as mh
+from manyhands import faults
+from manyhands.errors import WorkerFailedError
+
+BIN = Path(sys.executable).parent
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+WORKER = r"worker 1 of 2 \(host \S+, pid \d+\) "
+OPERATION = r"in (barrier|all_reduce) \d+"
+FAULTS = {
+    "raise": WORKER + r"raised ScriptedError: raised by script at rank 1, step 8 at step 8, " + OPERATION,
+    "raise:backward": WORKER
+    + r"raised ScriptedError: raised by script at rank 1, step 8 at step 8, in backward",
+    "exit": WORKER + r"ended with exit code 3 at step 8, " + OPERATION,
+    "SIGKILL": WORKER + r"was killed by signal 9 \(SIGKILL, often: out of memory\) at step 8, " + OPERATION,
+    "SIGSEGV": WORKER
+    + r"was killed by signal 11 \(SIGSEGV, a crash in native code\) at step 8, "
+    + OPERATION,
+    "SIGILL": WORKER
+    + r"was killed by signal 4 \(SIGILL, an instruction .* not have\) at step 8, "
+    + OPERATION,
+    "oom": WORKER + r"raised MemoryError( \(out of memory\))? at step 8, " + OPERATION,
+    "hang:data": WORKER + r"has been hanging for \d[\d.]* s at step 8, in data",
+    "hang:collective": WORKER + r"has been hanging for \d[\d.]* s at step 8, " + OPERATION,
+    "SIGSTOP": WORKER + r"has been stopped \(SIGSTOP\) for \d[\d.]* s at step 8, " + OPERATION,
+}
+HANGS = ("hang:data", "hang:collective", "SIGSTOP")
+TRANSPORTS = ["shm", "torch", *(["mpi"] if find_spec("mpi4py") else [])]
+TIMEOUT = 1.5
+
+
+def script(fault: str) -> str:
+    kind, _, where = fault.partition(":")
+    return f"{kind}@1:8" + (f":{where}" if where else "")
+
+
+def struck(folder: Path) -> float:
+    """When the fault struck, from the worker's own log."""
+    logs = "".join(path.read_text() for path in (folder / "logs").glob("rank-*.log"))
+    match = re.search(r"^fault: \w+ at ([\d.]+)$", logs, re.MULTILINE)
+    assert match, logs
+    return float(match[1])
+
+
+def left_behind(here: Path) -> list[str]:
+    """Processes at work in this folder, and names in shared memory, a moment after the end."""
+    for _ in range(40):
+        processes = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and str(here) in str((entry / "cwd").readlink()):
+                    processes += [entry.name] if int(entry.name) not in (os.getpid(), *_nurseries()) else []
+            except OSError:
+                continue
+        found = processes + [str(path) for path in Path("/dev/shm").glob("*") if _ours(path)]
+        if not found:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def _nurseries() -> list[int]:
+    """The fork server stays for the next run of this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def _ours(path: Path) -> bool:
+    return path.name.startswith(("manyhands", "sm_segment", "vader", "torch_"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_the_run(
+    fault: str, transport: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(faults.VARIABLE, script(fault))
+    with pytest.raises(WorkerFailedError) as caught:
+        mh.train(
+            "quadratic",
+            workers=2,
+            transport=transport,
+            timeout=TIMEOUT,
+            epochs=10_000,
+            out=here / "run",
+            quiet=True,
+        )
+    seconds = time.time() - struck(here / "run")
+    first, *rest = str(caught.value).splitlines()
+    assert re.fullmatch(FAULTS[fault], first), str(caught.value)
+    assert re.fullmatch(r"worker 0 was (waiting )?in \w+ [\d,]+.*; it was stopped after .*", rest[-2]), rest
+    assert rest[-1].endswith(f"continue with: manyhands train --resume {here / 'run'}")
+    assert seconds < 5 + (TIMEOUT if fault in HANGS else 0)
+    assert left_behind(here) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", ["torchrun", *(["mpirun"] if (BIN / "mpirun").exists() else [])])
+@pytest.mark.parametrize("fault", ["raise", "SIGKILL", "hang:data"])
+def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> None:
+    """The signal is the starter's to tell; which worker, at which step and in what, is ours."""
+    train = ["-m", "manyhands", "train", "quadratic", "--epochs", "10000", "--timeout", str(TIMEOUT)]
+    words = {
+        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "29521", *train],
+        "mpirun": [str(BIN / "mpirun"), "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, *train],
+    }[starter]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env={**os.environ, **AS_ROOT, faults.VARIABLE: script(fault)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    expected = {
+        "raise": FAULTS["raise"],
+        "SIGKILL": WORKER
+        + r"was lost \(its connection closed: killed, crashed or exited\) at step 8, "
+        + OPERATION,
+        "hang:data": FAULTS["hang:data"],
+    }[fault]
+    assert len(re.findall(rf"^error: {expected}$", done.stderr, re.MULTILINE)) == 1, done.stderr
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_the_first_rank_dies_under_torchrun(tmp_path: Path) -> None:
+    """Nobody looks after the others then; one of them still says what happened."""
+    train = ["-m", "manyhands", "train", "quadratic", "--epochs", "10000"]
+    done = subprocess.run(
+        [str(BIN / "torchrun"), "--nproc-per-node", "3", "--master-port", "29523", *train],
+        cwd=tmp_path,
+        env={**os.environ, faults.VARIABLE: "SIGKILL@0:8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert (
+        len(re.findall(r"^error: worker 0 of 3 \(host \S+, pid \d+\) was lost", done.stderr, re.MULTILINE))
+        == 1
+    )
+    assert left_behind(tmp_path) == []

@@ -1,0 +1,49 @@
+"""A script of which somebody else starts one process a rank: `python started.py WHAT SIZE`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from manyhands.errors import ManyhandsError
+from manyhands.launchers.base import Care
+from manyhands.launchers.env import Env
+from manyhands.place import Place
+from manyhands.testing.deeds import add_rank, chat, fail, hang_in_data, leave, misuse, square
+
+
+def mine(place: Place, number: int) -> tuple[str, int, int]:
+    """Defined in the script itself, which every rank runs."""
+    return "mine", place.rank, number
+
+
+def kill_the_leader(place: Place) -> None:
+    if place.rank == 0:
+        os.kill(os.getpid(), 9)
+    place.line.exchange(None)
+
+
+def act(launcher: Env, what: str, size: int) -> object:
+    if what == "results":
+        first = launcher.launch(mine, size, 40 if launcher.leads else "followers are not asked")
+        heard: list[object] = []
+        second = launcher.launch(chat, size, 100, care=Care(hear=heard.append))
+        return {"leads": launcher.leads, "first": first, "second": second, "heard": len(heard)}
+    if what == "executor":
+        with launcher.executor(size) as executor:
+            squares = list(executor.map(square, range(6))) if launcher.leads else []
+        return {"squares": squares, "then": launcher.launch(add_rank, size, 1)}
+    functions = {"fail": fail, "misuse": misuse, "hang": hang_in_data, "leader": kill_the_leader}
+    if what in functions:
+        arguments = (1,) if what == "fail" else ()
+        return launcher.launch(functions[what], size, *arguments, care=Care(timeout=1))
+    return launcher.launch(leave, size, what, care=Care(timeout=1))
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(act(Env(gather=10), sys.argv[1], int(sys.argv[2]))), flush=True)
+    except ManyhandsError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,184 @@
+"""Workers that somebody else has started: by hand with torchrun's variables, and by a real mpirun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.errors import UsageError
+from manyhands.launchers.env import Env
+from manyhands.launchers.mpi import find_mpirun, for_mpirun
+
+SCRIPT = Path(__file__).with_name("started.py")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Outcome:
+    """What the ranks answered, by rank."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        answers = [process.communicate(timeout=60) for process in processes]
+        self.out, self.err = [out for out, _ in answers], [err for _, err in answers]
+        self.codes = [process.returncode for process in processes]
+
+    def values(self) -> list[Any]:
+        assert self.codes == [0] * len(self.codes), self.err
+        return [json.loads(out) for out in self.out]
+
+
+def start(what: str, size: int, port: int | None = None, ranks: Sequence[int] | None = None) -> Outcome:
+    """What torchrun would do, without the second that importing torch takes."""
+    port = port or free_port()
+    processes = []
+    for rank in range(size) if ranks is None else ranks:
+        given = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port - 1}  # the hub is one above
+        environ = {**os.environ, **{name: str(value) for name, value in (given | master).items()}}
+        command = [sys.executable, str(SCRIPT), what, str(size)]
+        processes.append(
+            subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    return Outcome(processes)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_rank_gets_all_results_of_the_leaders_call(size: int) -> None:
+    expected = [["mine", rank, 40] for rank in range(size)]
+    exchanged = [[50_000 * k + rank for rank in range(size)] for k in range(2)]
+    for rank, value in enumerate(start("results", size).values()):
+        assert value["leads"] == (rank == 0)
+        assert value["first"] == expected
+        assert value["second"] == [exchanged] * size
+        assert value["heard"] == (100 * size if rank == 0 else 0)
+
+
+def test_followers_run_the_leaders_trials() -> None:
+    for rank, value in enumerate(start("executor", 3).values()):
+        assert value["squares"] == ([0, 1, 4, 9, 16, 25] if rank == 0 else [])
+        assert value["then"] == [[0, 3, 1], [1, 3, 2], [2, 3, 3]]
+
+
+def test_a_worker_that_dies_is_named_by_the_leader_alone() -> None:
+    done = start("SIGKILL", 3)
+    assert done.codes == [1, 1, -signal.SIGKILL]
+    assert re.fullmatch(
+        r"WorkerFailedError: worker 2 of 3 \(host \S+, pid \d+\) was lost \(its connection closed: killed, "
+        r"crashed or exited\) at step 1,204, in backward\n"
+        r"workers 0, 1 were waiting in barrier 2,408; they were stopped after .*\n",
+        done.err[0],
+    )
+    assert done.err[1] == ""
+
+
+def test_a_worker_that_raises_is_named_by_the_leader_alone() -> None:
+    done = start("fail", 2)
+    assert done.codes == [1, 1]
+    assert "worker 1 of 2" in done.err[0]
+    assert "raised ValueError: rank 1 fails on purpose" in done.err[0]
+    assert "in fail\n" in done.err[0]
+    assert done.err[1] == ""
+
+
+def test_our_own_errors_and_their_exit_codes_are_everybodys() -> None:
+    done = start("misuse", 2)
+    assert done.codes == [2, 2]
+    assert done.err == ["UsageError: there is no task of that name\n", ""]
+
+
+def test_a_hang_ends_all() -> None:
+    done = start("hang", 2)
+    assert done.codes == [1, 1]
+    assert re.search(r"worker 1 of 2 \(.*\) has been hanging for \S+ s at step 5, in data", done.err[0])
+    assert done.err[1] == ""
+
+
+def test_when_the_leader_dies_rank_1_speaks() -> None:
+    done = start("leader", 3)
+    assert done.codes == [-signal.SIGKILL, 1, 1]
+    assert re.fullmatch(
+        r"error: worker 0 of 3 \(host \S+, pid \d+\) was lost "
+        r"\(its connection closed: killed, crashed or exited\)\n",
+        done.err[1],
+    )
+    assert done.err[2] == ""
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = start("results", 2, port, ranks=[0])
+    assert done.codes == [2]
+    assert done.err[0] == (
+        f"UsageError: port {port} on 127.0.0.1 is in use (MASTER_PORT + 1): "
+        "choose another MASTER_PORT, or set MANYHANDS_PORT\n"
+    )
+
+
+def test_workers_that_never_come() -> None:
+    port = free_port()
+    environ = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MANYHANDS_PORT": str(port)}
+    code = "from manyhands.launchers.env import Env; Env(gather=0.3).launch(print, 3)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        f"workers 1, 2 of 3 did not start within 0.3 s; they were expected at 127.0.0.1:{port}"
+    )
+
+
+def test_the_number_of_workers_is_the_starters(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match=r"^launcher env is for workers that torchrun \(RANK, .*is not one"):
+        Env()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MANYHANDS_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"^torchrun has started 2 workers, not 4$"):
+        Env().launch(print, 4)
+
+
+@pytest.mark.parametrize("what", ["results", "SIGKILL", "fail"])
+def test_under_mpirun(what: str, tmp_path: Path) -> None:
+    """It kills everybody a quarter of a second after one has died: the leader must have spoken by then."""
+    command = [find_mpirun(), "-n", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    environ = for_mpirun({**os.environ, "TMPDIR": str(tmp_path)})
+    begun = time.monotonic()
+    done = subprocess.run(
+        [*command, sys.executable, str(SCRIPT), what, "2"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert time.monotonic() - begun < 30
+    if what == "results":
+        values = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [value["first"] for value in values] == [[["mine", 0, 40], ["mine", 1, 40]]] * 2
+    else:
+        assert done.returncode != 0
+        assert "WorkerFailedError: worker 1 of 2" in done.stderr
+        assert ("was lost" if what == "SIGKILL" else "raised ValueError") in done.stderr
+    assert not list(tmp_path.glob("manyhands-*"))
+    assert not list(Path(tempfile.gettempdir()).glob("manyhands-*"))

@@ -1,0 +1,257 @@
+"""The hub and the line: strangers are turned away, nothing blocks, what is told arrives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import manyhands
+from manyhands.launchers import hub as hub_module
+from manyhands.launchers.calls import Answer, perform
+from manyhands.launchers.hub import Event, Hub
+from manyhands.launchers.link import Call, Link, is_waiting
+from manyhands.launchers.wire import StrangerError, Wire, connect
+from manyhands.place import Status
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as made:
+        yield made
+
+
+def poll_until(hub: Hub, done: Callable[[list[Event]], bool], seconds: float = 10) -> list[Event]:
+    """All that comes until it is enough; every single look is short, whoever is connected."""
+    events: list[Event] = []
+    until = time.monotonic() + seconds
+    while not done(events):
+        assert time.monotonic() < until, events
+        begun = time.monotonic()
+        events += hub.poll(0.05)
+        assert time.monotonic() - begun < 5
+    return events
+
+
+def any_at_all(events: list[Event]) -> bool:
+    return bool(events)
+
+
+def in_thread(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:0"], ids=["abstract", "tcp"])
+def test_strangers_are_turned_away_and_hold_nobody_up(
+    hub: Hub, address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "HANDSHAKE", 0.3)
+    found = hub.listen(KEY, address)
+    refused: list[Exception] = []
+
+    def with_the_wrong_key() -> None:
+        try:
+            connect(found, b"x" * 32)
+        except (StrangerError, OSError) as error:
+            refused.append(error)
+
+    def dial() -> socket.socket:
+        if found.startswith("@"):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect("\0" + found[1:])
+            return sock
+        host, _, port = found.rpartition(":")
+        return socket.create_connection((host, int(port)))
+
+    silent, half, huge, noise = dial(), dial(), dial(), dial()
+    half.sendall(b"\0\0")  # a part of a length
+    huge.sendall(b"\xff" * 8)  # 16 exabytes follow
+    noise.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+    wrong = in_thread(with_the_wrong_key)
+    ours: list[Wire] = []
+
+    def as_one_of_ours() -> None:
+        wire = connect(found, KEY)
+        wire.send("hello", 3, "h", 42)
+        wire.flush()
+        ours.append(wire)
+
+    in_thread(as_one_of_ours)
+    events = poll_until(hub, any_at_all)
+    assert events == [Event(3, "hello", ("h", 42))]
+    assert hub.ranks == {3}
+    poll_until(hub, lambda seen: not wrong.is_alive())
+    assert len(refused) == 1
+    for sock in (silent, half, huge, noise):  # after a while it has closed on all of them
+        sock.settimeout(5)
+        poll_until(hub, lambda seen, sock=sock: _closed(sock))  # type: ignore[misc]
+        sock.close()
+    ours[0].close()
+    assert poll_until(hub, any_at_all) == [Event(3, "lost")]
+
+
+def _closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_a_server_that_is_not_ours_is_recognised() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        in_thread(greet)
+        port = server.getsockname()[1]
+        with pytest.raises(StrangerError, match=rf"^what answers at 127.0.0.1:{port} is not the leader"):
+            connect(f"127.0.0.1:{port}", KEY)
+
+
+def test_nobody_comes_once_the_door_is_closed(hub: Hub) -> None:
+    address = hub.listen(KEY)
+    hub.close_door()
+    with pytest.raises(OSError, match="refused"):
+        connect(address, KEY)
+
+
+def test_a_worker_stopped_in_the_middle_of_a_message_blocks_nobody(hub: Hub) -> None:
+    ours, theirs = socket.socketpair()
+    hub.adopt(ours)
+    wire = Wire(theirs)
+    wire.send("hello", 0, "h", 1)
+    wire.send("answer", 1, b"x" * 50_000_000)
+    wire.flush()  # what the socket takes: a small part
+    assert wire.pending
+    events = poll_until(hub, any_at_all)
+    assert [event.kind for event in events] == ["hello"]
+    hub.send(0, "call", 1, None, b"y" * 50_000_000)  # it does not read, either
+    for _ in range(3):
+        assert hub.poll(0.01) == []
+    wire.close()
+
+
+def link_to(hub: Hub, rank: int = 0, **more: Any) -> Link:
+    ours, theirs = socket.socketpair()
+    hub.adopt(ours)
+    return Link(Wire(theirs), rank, "here", **more)
+
+
+def test_what_is_told_comes_before_the_answer(hub: Hub) -> None:
+    link = link_to(hub)
+    poll_until(hub, any_at_all)
+    hub.send(0, "call", 7, None, b"payload")
+    poll_until(hub, lambda seen: not link.orders.empty(), 5)
+    assert link.next_call() == Call(7, None, b"payload")
+    link.watch(lambda: Status(3, "forward", "", 9))
+    for number in range(1000):
+        link.tell(number)
+    link.answer(Answer(b"done"))
+    events = poll_until(hub, lambda seen: any(event.kind == "answer" for event in seen))
+    assert events[-1] == Event(0, "answer", (7, Answer(b"done")))
+    told = [message for event in events if event.kind == "news" for message in event.content[2]]
+    assert len(told) == 1000
+    statuses = {event.content[1] for event in events if event.kind == "news"}
+    assert Status(3, "forward", "", 9) in statuses
+    link.close()
+
+
+def test_orders_arrive(hub: Hub) -> None:
+    endings: list[tuple[int, bool]] = []
+    link = link_to(hub, ending=lambda code, lost: endings.append((code, lost)))
+    poll_until(hub, any_at_all)
+    hub.send_all("stop", 15)
+    poll_until(hub, lambda seen: link.stop == 15)
+    hub.send_all("where")
+    (event,) = [
+        e for e in poll_until(hub, lambda seen: any(e.kind == "where" for e in seen)) if e.kind == "where"
+    ]
+    assert "test_orders_arrive" in event.content[0].stack
+    assert not event.content[0].waiting
+    hub.send_all("abort", 4)
+    poll_until(hub, lambda seen: endings == [(4, False)])
+    hub.close()
+    until = time.monotonic() + 5
+    while len(endings) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert endings[1:] == [(1, True)]  # the hub is gone
+
+
+def test_a_forked_child_does_not_hold_the_line(hub: Hub) -> None:
+    """A data loader's processes outlive a killed worker for seconds: the hub must see the end at once."""
+    ours, theirs = socket.socketpair()
+    hub.adopt(ours)
+    worker = os.fork()
+    if worker == 0:  # a worker, which forks a child that stays
+        try:
+            ours.close()
+            wire = Wire(theirs)
+            wire.send("hello", 0, "h", os.getpid())
+            wire.flush()
+            if os.fork() == 0:
+                time.sleep(3)
+        finally:
+            os._exit(0)
+    theirs.close()
+    begun = time.monotonic()
+    poll_until(hub, lambda seen: any(event.kind == "lost" for event in seen))
+    assert time.monotonic() - begun < 2
+    os.waitpid(worker, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"),
+    [
+        (f"{manyhands.__path__[0]}/transports/shm.py", True),
+        (f"{manyhands.__path__[0]}/transports/wrap.py", False),
+        (f"{manyhands.__path__[0]}/faults.py", False),
+        ("/venv/lib/site-packages/torch/distributed/distributed_c10d.py", True),
+        ("/venv/lib/site-packages/torch/utils/data/dataloader.py", False),
+        ("/home/me/task.py", False),
+    ],
+)
+def test_who_waits_for_others(file: str, waits: bool) -> None:
+    frames: list[FrameType] = []
+    code = compile("def stand(frames, current):\n    frames.append(current())\n", file, "exec")
+    space: dict[str, Any] = {}
+    exec(code, space)  # noqa: S102 (a function in a file that need not exist)
+    space["stand"](frames, sys._getframe)
+    assert is_waiting(frames[0]) == waits
+
+
+def test_waiting_in_the_standard_library_is_its_callers_waiting() -> None:
+    """`exchange` waits in a queue; a data loader does so too, and is not waiting for other workers."""
+    gate = threading.Event()
+    thread = in_thread(gate.wait)
+    while (
+        frame := sys._current_frames().get(thread.ident or 0)
+    ) is None or "wait" not in frame.f_code.co_name:
+        time.sleep(0.01)
+    assert not is_waiting(frame)
+    gate.set()
+
+
+def test_an_error_that_cannot_be_pickled_is_told_all_the_same() -> None:
+    failure = perform(b"not a pickle", None).failure
+    assert failure is not None
+    assert failure.kind == "other"
+    assert "UnpicklingError" in failure.trace

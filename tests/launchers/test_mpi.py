@@ -1,0 +1,71 @@
+"""mpirun: what the suite does not ask."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launchers.workers import speak, sum_by_mpi
+from manyhands.errors import UsageError, WorkerFailedError
+from manyhands.launchers import mpi
+from manyhands.launchers.base import Care
+from manyhands.launchers.mpi import Mpi
+from manyhands.launchers.rank import VARIABLE
+from manyhands.testing.deeds import add_rank
+
+
+@pytest.fixture
+def pretender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that is found as mpirun."""
+    path = tmp_path / "mpirun"
+    monkeypatch.setattr(mpi, "find_mpirun", lambda: str(path))
+    return path
+
+
+def test_without_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"^launcher mpi needs mpirun: pip install 'manyhands\[mpi\]'$"):
+        Mpi()
+
+
+def test_an_mpirun_that_cannot_begin_is_quoted(pretender: Path) -> None:
+    pretender.write_text("#!/bin/sh\necho 'not enough slots' >&2\nexit 213\n")
+    pretender.chmod(0o755)
+    sentence = r"^mpirun ended with exit code 213 before its workers began\n  not enough slots$"
+    with pytest.raises(WorkerFailedError, match=sentence):
+        Mpi().launch(add_rank, 2, 1)
+    with Mpi().executor(2) as executor, pytest.raises(WorkerFailedError, match=sentence):
+        executor.submit(abs, 1).result(30)
+
+
+def test_the_key_is_on_no_command_line(pretender: Path, tmp_path: Path) -> None:
+    pretender.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/line\nenv > {tmp_path}/environment\nexit 1\n')
+    pretender.chmod(0o755)
+    with pytest.raises(WorkerFailedError):
+        Mpi().launch(add_rank, 2, 1)
+    variables = dict(
+        line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line
+    )
+    told = json.loads(variables[VARIABLE])
+    assert len(bytes.fromhex(told["key"])) == 32
+    assert told["key"] not in (tmp_path / "line").read_text()
+    if os.geteuid() == 0:
+        assert variables["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_ranks_can_use_mpi_and_its_chatter_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On hosts by name, by TCP; and everything that is written is in the logs."""
+    monkeypatch.setenv("MANYHANDS_HOSTS", "localhost:2")
+    before = set(Path("/dev/shm").iterdir())
+    assert Mpi().launch(sum_by_mpi, 2, care=Care(logs=tmp_path)) == [3, 3]
+    assert set(Path("/dev/shm").iterdir()) == before
+    assert (tmp_path / "mpirun.log").read_text() == ""
+    Mpi().launch(speak, 2, care=Care(logs=tmp_path))
+    assert "rank 1, grüezi" in (tmp_path / "rank-1.log").read_text()
+    assert capfd.readouterr() == ("", "")

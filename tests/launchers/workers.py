@@ -1,0 +1,64 @@
+"""What workers do in these tests: in a module of its own, because a worker must be able to import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from manyhands.errors import InterruptedRunError
+from manyhands.faults import Fault
+from manyhands.place import Place, Status
+
+
+def variable(place: Place, name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def speak(place: Place) -> None:
+    print(f"rank {place.rank}, grüezi")
+    os.write(2, b"from C\n")
+
+
+def exhaust(place: Place) -> None:
+    Fault("oom", 0, 0).strike()
+
+
+def late_to_exchange(place: Place) -> None:
+    place.line.watch(lambda: Status(0, "other", "", 1))
+    if place.rank == 1:
+        time.sleep(300)
+    place.line.exchange(None)
+
+
+def sleep_unwatched(place: Place) -> None:
+    time.sleep(0.8)
+
+
+def save_slowly(place: Place) -> None:
+    place.line.watch(lambda: Status(3, "checkpoint" if place.rank == 0 else "forward", "", 1))
+    time.sleep(0.3)
+    if place.rank == 0:
+        time.sleep(1.0)
+        place.line.tell("saved")
+    raise InterruptedRunError(f"rank {place.rank} was interrupted", signal.SIGTERM)
+
+
+def is_imported(place: Place, module: str) -> bool:
+    return module in sys.modules
+
+
+def multiply(place: Place, threads: int) -> tuple[int, bool]:
+    import torch
+
+    torch.set_num_threads(threads)
+    matrix = torch.randn(1024, 1024, dtype=torch.float64)
+    product = matrix @ matrix
+    return torch.get_num_threads(), bool(torch.allclose(product[:4], matrix[:4] @ matrix))
+
+
+def sum_by_mpi(place: Place) -> int:
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.allreduce(place.rank + 1))

@@ -1,0 +1,137 @@
+"""From a name and a place to a transport, and what is refused on the way."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from manyhands.errors import PeerLostError, UsageError
+from manyhands.place import Alone, Place
+from manyhands.transports import TRANSPORTS, grid
+from manyhands.transports.base import Transport
+from manyhands.transports.connect import check, connect
+from manyhands.transports.mpi import Mpi
+from manyhands.transports.threads import Group, Threads
+from transports.gangs import between_hosts, processes
+
+
+def refused(sentence: str) -> Any:
+    return pytest.raises(UsageError, match=f"^{re.escape(sentence)}$")
+
+
+def test_what_cannot_join_the_workers_is_refused() -> None:
+    two = Place(0, ("a", "b"))
+    with refused("transport shm joins workers of one host, but there are 2 hosts (a, b): use torch or mpi"):
+        connect("shm", two)
+    with refused("transport solo is for one worker, but there are 2: use shm, torch or mpi"):
+        connect("solo", two)
+    with refused("unknown transport 'smh' (did you mean 'shm'? known: solo, threads, shm, torch, mpi)"):
+        connect("smh", two)
+    for name in TRANSPORTS:
+        check(name, ["a"])
+
+
+@pytest.mark.parametrize("name", ["solo", "threads", "shm", "torch"])
+def test_one_worker_may_have_any(name: str) -> None:
+    transport = connect(name, Place())
+    try:
+        assert (transport.rank, transport.size, transport.peers_on_host) == (0, 1, (0,))
+        assert transport.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
+    finally:
+        transport.close()
+
+
+def kinds(transport: Transport) -> tuple[str, str, str, tuple[int, ...]]:
+    parts = (transport, transport.on_host, transport.across)
+    first, second, third = (f"{type(part).__name__} {part.rank}/{part.size}" for part in parts)
+    return first, second, third, transport.peers_on_host
+
+
+def test_several_hosts_share_memory_in_rows_and_send_messages_in_columns() -> None:
+    seen = processes(partial(between_hosts, name="torch"), "abab", kinds)
+    assert seen == [
+        ("Hosts 0/4", "Shm 0/2", "Torch 0/2", (0, 2)),
+        ("Hosts 1/4", "Shm 0/2", "Torch 1/2", (1, 3)),
+        ("Hosts 2/4", "Shm 1/2", "Torch 0/2", (0, 2)),
+        ("Hosts 3/4", "Shm 1/2", "Torch 1/2", (1, 3)),
+    ]
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aab"])
+def test_hosts_of_one_worker_or_of_different_numbers_send_messages_only(hosts: str) -> None:
+    for rank, seen in enumerate(processes(partial(between_hosts, name="torch"), hosts, kinds)):
+        assert seen == (f"Torch {rank}/{len(hosts)}", "Solo 0/1", f"Torch {rank}/{len(hosts)}", (rank,))
+
+
+def test_a_grid_of_ranks() -> None:
+    assert grid.rows("aabb") == [(0, 1), (2, 3)]
+    assert grid.columns("aabb") == [(0, 2), (1, 3)]
+    assert grid.rows("abab") == [(0, 2), (1, 3)]
+    assert grid.columns("aab") == [(0, 1, 2)]
+    assert grid.line_of(2, grid.columns("aabb")) == (0, 2)
+
+
+class ThreadLine(Alone):
+    """A line between threads."""
+
+    def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__()
+        self._rank, self._values, self._barrier = rank, values, barrier
+
+    def exchange(self, value: Any) -> list[Any]:
+        self._values[self._rank] = value
+        self._barrier.wait()
+        return list(self._values)
+
+
+def test_threads_find_their_group_by_their_lines() -> None:
+    values, barrier, sums = [None, None], threading.Barrier(2), {}
+
+    def work(rank: int) -> None:
+        transport = Threads(Place(rank, ("here", "here"), ThreadLine(rank, values, barrier)))
+        sums[rank] = transport.all_reduce(torch.full((1,), rank + 1.0)).item()
+        transport.close()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == {0: 3.0, 1: 3.0}
+
+
+def test_threads_do_not_join_processes() -> None:
+    with refused("transport threads joins threads of one process, not processes: use shm, torch or mpi"):
+        pickle.dumps(Group(2))
+
+
+def test_the_failure_that_began_it_is_raised() -> None:
+    """Rank 0 fails because rank 1 is gone; rank 1 says why."""
+
+    def work(transport: Transport) -> None:
+        if transport.rank == 1:
+            raise ValueError("this is why")
+        transport.barrier()
+
+    with pytest.raises(ValueError, match=r"^this is why$"):
+        Group(3).run(work)
+
+    def leaves(transport: Transport) -> None:
+        if transport.rank != 1:
+            transport.barrier()
+
+    with pytest.raises(PeerLostError, match=r"^worker 1 is gone \(noticed in barrier 1\)$"):
+        Group(3).run(leaves)
+
+
+def test_mpi_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with refused("transport mpi needs mpi4py and an MPI: pip install 'manyhands[mpi]'"):
+        Mpi(Place())

@@ -1,0 +1,68 @@
+"""Random lists of tensors through all collectives, against what they should give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from manyhands.testing.transports import DTYPES
+from manyhands.transports import wire
+from manyhands.transports.base import Transport
+from manyhands.transports.shm import Shm
+from manyhands.transports.threads import Group
+from transports.gangs import processes
+
+Case = tuple[torch.dtype, tuple[int, ...], int]
+
+SHAPES = st.one_of(
+    st.lists(st.integers(0, 6), max_size=4).map(tuple),
+    st.tuples(st.integers(16_000, 17_000)),  # around the size that is summed in slices
+    st.tuples(st.integers(260_000, 530_000)),  # and that of a slot
+)
+CASES = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES, st.integers(0, 2**31)), min_size=1, max_size=6)
+
+
+def made(case: Case, rank: int) -> Tensor:
+    dtype, shape, seed = case
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed + rank))
+    return (4 * numbers).abs().to(dtype) if dtype == torch.uint8 else (4 * numbers).to(dtype)
+
+
+def all_collectives(transport: Transport, cases: Sequence[Case]) -> None:
+    size, rank = transport.size, transport.rank
+    for number, case in enumerate(cases):
+        everyone = [made(case, peer) for peer in range(size)]
+        expected = wire.add_in_order(everyone, torch.empty_like(everyone[0]))
+        assert torch.equal(transport.all_reduce(everyone[rank].clone()), expected), case
+        root = number % size
+        assert torch.equal(transport.broadcast(everyone[rank].clone(), root), everyone[root]), case
+        for part, theirs in zip(transport.all_gather(everyone[rank]), everyone, strict=True):
+            assert torch.equal(part, theirs), case
+        transport.send(everyone[rank][..., :1000] if case[1] else everyone[rank], (rank + 1) % size)
+        before = everyone[rank - 1][..., :1000] if case[1] else everyone[rank - 1]
+        assert torch.equal(transport.recv(torch.zeros_like(before), (rank - 1) % size), before), case
+
+
+def threads(size: int, function: Callable[[Transport], Any]) -> list[Any]:
+    return Group(size, 30.0).run(function)
+
+
+def shm(size: int, function: Callable[[Transport], Any]) -> list[Any]:
+    return processes(partial(Shm, timeout=30.0), ["here"] * size, function)
+
+
+@pytest.mark.parametrize(("gang", "examples"), [(threads, 30), (shm, 12)])
+def test_collectives_of_anything(gang: Callable[..., list[Any]], examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(size=st.integers(1, 4), cases=CASES)
+    def holds(size: int, cases: list[Case]) -> None:
+        assert gang(size, partial(all_collectives, cases=cases)) == [None] * size
+
+    holds()

@@ -1,0 +1,84 @@
+"""What only torch.distributed has: a rendezvous, and a process group that others can use."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from manyhands.errors import DeadlineError, UsageError
+from manyhands.place import Place
+from manyhands.transports import torch_
+from manyhands.transports.base import Transport
+from manyhands.transports.torch_ import Torch
+from transports.gangs import processes
+
+gang = partial(processes, partial(Torch, timeout=20.0))
+
+
+def trains_with_ddp(transport: Torch) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1, bias=False)
+    parallel = DistributedDataParallel(model, process_group=transport.process_group)
+    parallel(torch.full((1, 2), transport.rank + 1.0)).sum().backward()
+    assert model.weight.grad is not None
+    return list(model.weight.grad.flatten().tolist())
+
+
+def test_its_process_group_is_good_for_ddp() -> None:
+    assert gang(["here"] * 2, trains_with_ddp) == [[1.5, 1.5]] * 2
+
+
+def left_behind(transport: Transport) -> tuple[str | None, str]:
+    with pytest.raises(UsageError) as caught:
+        Torch(Place())
+    return os.environ.get("GLOO_SOCKET_IFNAME"), str(caught.value)
+
+
+def test_the_environment_is_as_before_and_a_second_one_is_refused() -> None:
+    text = "transport torch: torch.distributed is already in use in this process"
+    assert gang(["here"] * 2, left_behind) == [(None, text)] * 2
+
+
+class OneWhoNeverConnects:
+    """Rank 0's line to a peer who hears the address and does nothing with it."""
+
+    stop = None
+
+    def exchange(self, value: object) -> list[object]:
+        return [value, None]
+
+
+def test_connecting_has_a_deadline() -> None:
+    place = Place(0, ("here", "here"), OneWhoNeverConnects())  # type: ignore[arg-type]
+    with pytest.raises(DeadlineError, match=r"^waited 0\.5 s in connect 1 for the other workers$"):
+        Torch(place, timeout=0.5)
+
+
+def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert torch_._address(Place(0, ("a", "a"))) == "127.0.0.1"
+    assert torch_._interface("127.0.0.1") == "lo"
+    with torch_._interface_towards("127.0.0.1"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_other_hosts_are_told_an_address_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    place = Place(0, ("a", "no-such-host.invalid"))
+    monkeypatch.setattr(torch_, "_source", lambda address: {"no-such-host.invalid": "10.0.0.7"}[address])
+    assert torch_._address(place) == "10.0.0.7"
+
+    def unknown(address: str) -> str:
+        raise OSError(address)
+
+    monkeypatch.setattr(torch_, "_source", unknown)
+    assert torch_._address(place) == socket.gethostname()
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.9")
+    assert torch_._address(place) == "10.0.0.9"
