@@ -4,7 +4,8 @@
 
 Workers have one thread each. Every round runs all sides of a case in turn, each first in one of them; the
 rate of a side is that of its best round (median step, the first steps left out), and `median` is the median
-over rounds of ours / theirs. `--crowded` shows 2, 3 and 4 workers on these cores at one global batch instead.
+over rounds of ours / theirs. Sides marked `kept` keep freed memory in the process as ours does; the others
+are what one would write by hand. `--crowded` shows 2, 3 and 4 workers at one global batch instead.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from collections import deque
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sides
 
 from manyhands import environment
+from manyhands.launchers.base import Care
 from manyhands.launchers.local import Local
+from manyhands.launchers.mpi import Mpi
 
 WARM_UP = 4  # steps
 
@@ -70,28 +73,28 @@ def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
         with tempfile.TemporaryDirectory(dir=folder) as room:
             return sides.ours(case.task, case.batch, steps, 2, 1, Path(room))
 
-    def bare(steps: int) -> list[float]:
-        return [float(t) for t in local.launch(sides.bare, 1, case.task, case.batch, steps, 1)[0]]
+    def peer(function: Callable[..., Any], workers: int, batch: int, threads: int, kept: bool) -> Side:
+        def side(steps: int) -> list[float]:
+            times: list[float] = local.launch(
+                function, workers, case.task, batch, steps, threads, kept, care=Care()
+            )[0]
+            return times
 
-    def threads(steps: int) -> list[float]:
-        return [float(t) for t in local.launch(sides.bare, 1, case.task, 2 * case.batch, steps, cores)[0]]
+        return side
 
-    def ddp(steps: int) -> list[float]:
-        return [float(t) for t in local.launch(sides.ddp, 2, case.task, case.batch, steps, 1)[0]]
-
-    def horovod(steps: int) -> list[float]:
-        from manyhands.launchers.mpi import Mpi
-
-        return [float(t) for t in Mpi().launch(sides.horovod, 2, case.task, case.batch, steps, 1)[0]]
-
-    found: dict[str, tuple[int, Side]] = {
-        "ours": (2 * case.batch, ours),
-        "bare loop": (case.batch, bare),
-        "all threads": (2 * case.batch, threads),
-        "ddp gloo": (2 * case.batch, ddp),
-    }
+    found: dict[str, tuple[int, Side]] = {"ours": (2 * case.batch, ours)}
+    for kept, mark in ((False, ""), (True, " kept")):
+        found["bare loop" + mark] = case.batch, peer(sides.bare, 1, case.batch, 1, kept)
+        found["all threads" + mark] = 2 * case.batch, peer(sides.bare, 1, 2 * case.batch, cores, kept)
+        found["ddp gloo" + mark] = 2 * case.batch, peer(sides.ddp, 2, case.batch, 1, kept)
     if find_spec("horovod") is not None:
-        found["horovod"] = (2 * case.batch, horovod)
+        local_mpi = Mpi()
+
+        def horovod(steps: int) -> list[float]:
+            times: list[float] = local_mpi.launch(sides.horovod, 2, case.task, case.batch, steps, 1, True)[0]
+            return times
+
+        found["horovod"] = 2 * case.batch, horovod
     return found
 
 
@@ -179,11 +182,11 @@ def show(title: str | None, rows: list[Row], as_json: bool) -> None:
         return
     if title is not None:
         print(title)
-        print(f"{'task':<6}{'batch':>6}  {'side':<12}{'samples/s':>10}{'best':>8}{'median':>8}{'wanted':>8}")
+        print(f"{'task':<6}{'batch':>6}  {'side':<16}{'samples/s':>10}{'best':>8}{'median':>8}{'wanted':>8}")
     for row in rows:
         wanted = f">= {row.wanted:g}" if row.wanted is not None else ""
         print(
-            f"{row.task:<6}{row.batch:>6}  {row.side:<12}{row.samples_per_second:>10,.0f}{row.ours:>7.2f}x"
+            f"{row.task:<6}{row.batch:>6}  {row.side:<16}{row.samples_per_second:>10,.0f}{row.ours:>7.2f}x"
             f"{row.median:>7.2f}x{wanted:>8}",
             flush=True,
         )

@@ -1,13 +1,15 @@
 """What is compared: functions that train for some steps at a place and return the seconds of each step.
 
-All sides keep freed memory (manyhands.allocator), use the same fused optimiser with the same two groups, draw
-their batches from the same tensors, and are started by the same launcher.
+All sides use the same fused optimiser with the same two groups, draw their batches from the same tensors, and
+are started by the same launcher. Ours keeps freed memory in the process (manyhands.allocator), which a loop
+written by hand does not; `kept` gives the others the same.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +26,14 @@ from manyhands.tasks import find
 TASKS = Path(__file__).parent / "tasks.py"
 
 
-def bare(place: Place, task: str, batch: int, steps: int, threads: int) -> list[float]:
+def bare(place: Place, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """One worker's plain loop; `batch` is its own."""
     torch.set_num_threads(threads)
     model, inputs, targets = _parts(task)
-    return _loop(model, model, inputs, targets, batch, steps)
+    return _loop(model, model, inputs, targets, batch, steps, kept)
 
 
-def ddp(place: Place, task: str, batch: int, steps: int, threads: int) -> list[float]:
+def ddp(place: Place, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """torch's DistributedDataParallel on gloo; `batch` is a worker's."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -47,13 +49,13 @@ def ddp(place: Place, task: str, batch: int, steps: int, threads: int) -> list[f
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
     model, inputs, targets = _parts(task)
     replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    times = _loop(replica, model, inputs, targets, batch, steps)
+    times = _loop(replica, model, inputs, targets, batch, steps, kept)
     dist.barrier()
     dist.destroy_process_group()
     return times
 
 
-def horovod(place: Place, task: str, batch: int, steps: int, threads: int) -> list[float]:
+def horovod(place: Place, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """Horovod's distributed optimiser, where it can be imported."""
     import horovod.torch as hvd
 
@@ -62,7 +64,7 @@ def horovod(place: Place, task: str, batch: int, steps: int, threads: int) -> li
     model, inputs, targets = _parts(task)
     optimizer = hvd.DistributedOptimizer(_optimizer(model), named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    return _loop(model, model, inputs, targets, batch, steps, optimizer=optimizer)
+    return _loop(model, model, inputs, targets, batch, steps, kept, optimizer=optimizer)
 
 
 def ours(task: str, batch: int, steps: int, workers: int, threads: int, folder: Path) -> list[float]:
@@ -106,12 +108,13 @@ def _loop(
     targets: Tensor,
     batch: int,
     steps: int,
+    kept: bool,
     *,
     optimizer: Any = None,
 ) -> list[float]:
     optimizer = optimizer or _optimizer(model)
     order = torch.randperm(len(targets))
-    with kept_memory():
+    with kept_memory() if kept else nullcontext():
         moments = [time.perf_counter()]
         for step in range(steps):
             first = step * batch % (len(targets) - batch)

@@ -55,8 +55,9 @@ class AllReduce:
             self._compute.backward(loss)
             mean += loss.item()
             samples += batch.size
-        arena.notes.write(arena.own_notes, mean, votes(), arena.touched, samples / total)
-        outcome, missing = arena.notes.read(arena.reduce())
+        arena.notes.write(mean, votes(), arena.touched, samples / total)
+        arena.reduce()
+        outcome, missing = arena.notes.read()
         arena.leave_out(missing)
         if self._clip is not None:
             self._compute.clip(arena.slices.values(), self._clip, self._norm)

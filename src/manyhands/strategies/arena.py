@@ -9,17 +9,16 @@ optimiser with nothing to copy back, and two barriers a step.
     row 0       [ g g g g g g g g g g | g g g g g g g g g g ][ notes 0 ]   written by worker 0
     row 1       [ g g g g g g g g g g | g g g g g g g g g g ][ notes 1 ]   written by worker 1
                    | sum                   | sum
-    messages    [ g g g g g + notes ]  [ g g g g g + notes ]               private; travel between hosts
+                  + notes                + notes                           travel on between hosts
 
 Between hosts, slice i travels between the workers i (`transport.across`). A worker alone on its host has one
-slice, which is everything, and its row is its message. Each type of number has a lane of its own.
+slice, which is everything. Each type of number has a lane of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -41,7 +40,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Lane:
-    """All parameters of one type: flat memory, this worker's slice of it, and what it sums into."""
+    """All parameters of one type: flat memory, this worker's slice of it, and where its sums are."""
 
     spots: list[Spot]
     parameters: Tensor
@@ -49,14 +48,15 @@ class Lane:
     length: int  # of the parameters
     low: int
     high: int
-    message: Tensor  # this worker's slice of the sum, then the sum of the notes
+    gradients: Tensor  # this worker's slice of the sum
+    notes: Tensor  # the sum of the notes, empty in all lanes but one
+    message: Tensor | None  # both, where they travel on
 
-    @cached_property
-    def sums(self) -> list[tuple[list[Tensor], Tensor]]:
-        """What this worker adds up, and where to: its slice of all rows, and all notes."""
-        count = self.high - self.low
-        slices = [row[self.low : self.high] for row in self.rows], self.message[:count]
-        notes = [row[self.length :] for row in self.rows], self.message[count:]
+    def sums(self, rank: int) -> list[tuple[list[Tensor], Tensor]]:
+        """What this worker adds up, beginning with its own, and where: its slice of all rows, all notes."""
+        rows = [self.rows[rank], *(row for other, row in enumerate(self.rows) if other != rank)]
+        slices = [row[self.low : self.high] for row in rows], self.gradients
+        notes = [row[self.length :] for row in self.rows], self.notes
         return [pair for pair in (slices, notes) if pair[1].numel()]
 
 
@@ -89,10 +89,9 @@ class Arena:
         self._lanes = self._map(named)
         self._spots = {spot.name: (lane, spot) for lane in self._lanes for spot in lane.spots}
         self._numbers = {name: number for number, name in enumerate(named)}
-        self._sums = [pair for lane in self._lanes for pair in lane.sums]
-        noted = next(lane for lane in self._lanes if lane.message.dtype == self.notes.dtype)
-        self._summed_notes = noted.message[noted.high - noted.low :]
-        self.own_notes = noted.rows[self._host.rank][noted.length :]  # where this worker writes its own
+        self._sums = [pair for lane in self._lanes for pair in lane.sums(self._host.rank)]
+        noted = next(lane for lane in self._lanes if lane.notes.numel())
+        self.notes.bind(noted.rows[self._host.rank][noted.length :], noted.notes)
         self.slices = {name: self._slice(name) for name in named}
         self._gradients = {name: tensor.grad for name, tensor in self.slices.items()}
         self._missing: list[int] = []
@@ -106,17 +105,16 @@ class Arena:
         """Forget the last step's gradients: the first of this one overwrite them."""
         self.touched[:] = [False] * len(self.touched)
 
-    def reduce(self) -> Tensor:
-        """Sum the rows, each worker its slice, over all hosts; returns the sum of the notes."""
+    def reduce(self) -> None:
+        """Sum the rows, each worker its slice, over all hosts, and the notes."""
         self._clear_untouched()
         if self._host.size > 1:
             self._host.barrier()
             for parts, out in self._sums:
                 self._host.add_shared(parts, out)
-        if self._across.size > 1:
-            for lane in self._lanes:
+        for lane in self._lanes:
+            if lane.message is not None:
                 self._across.all_reduce(lane.message)
-        return self._summed_notes
 
     def leave_out(self, missing: list[int]) -> None:
         """Parameters without a gradient at any worker are not updated, as in one process."""
@@ -176,11 +174,27 @@ class Arena:
             parameters, *grids = torch.split(block.view(plan.kind), [plan.length] + [plan.row] * host.size)
             low, high = (plan.border(index, host.size) for index in (host.rank, host.rank + 1))
             rows = [grid[: plan.length + plan.tail] for grid in grids]
-            message = torch.zeros(high - low + plan.tail, dtype=plan.kind) if host.size > 1 else rows[0]
-            lanes.append(Lane(plan.spots, parameters, rows, plan.length, low, high, message))
+            sums = self._room(plan, rows, low, high)
+            lanes.append(Lane(plan.spots, parameters, rows, plan.length, low, high, *sums))
         for lane in lanes:
             self._move_in(lane)
         return lanes
+
+    def _room(
+        self, plan: _Plan, rows: list[Tensor], low: int, high: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Where this worker's sums go: its slice of the gradients, the notes, and both as one message.
+
+        Nobody else reads this worker's slice of its own row, so the sum goes there: less memory to move. What
+        travels on must be in one piece. A worker alone on its host has nothing to sum before that.
+        """
+        count, travels = high - low, self._across.size > 1
+        if self._host.size == 1:
+            return rows[0][:count], rows[0][count:], rows[0] if travels else None
+        if travels:
+            message = torch.zeros(count + plan.tail, dtype=plan.kind)
+            return message[:count], message[count:], message
+        return rows[self._host.rank][low:high], torch.zeros(plan.tail, dtype=plan.kind), None
 
     def _plan(self, named: Mapping[str, nn.Parameter]) -> list[_Plan]:
         """A lane a type of number, and one for the notes where no parameter has their type."""
@@ -209,7 +223,7 @@ class Arena:
         lane, spot = self._spots[name]
         low, high = self._within(lane, spot)
         piece = lane.parameters[low:high]
-        piece.grad = lane.message[low - lane.low : high - lane.low]
+        piece.grad = lane.gradients[low - lane.low : high - lane.low]
         return piece
 
     def _within(self, lane: Lane, spot: Spot) -> tuple[int, int]:

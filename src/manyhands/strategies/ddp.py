@@ -49,9 +49,10 @@ class Ddp:
             )
         )
         self._notes = Notes(self.model, len(self._named))
-        self._vector = torch.zeros(
-            self._notes.length, dtype=self._notes.dtype, device=next(self.model.parameters()).device
-        )
+        device = next(self.model.parameters()).device
+        self._own = torch.zeros(self._notes.length, dtype=self._notes.dtype, device=device)
+        self._summed = torch.zeros_like(self._own)
+        self._notes.bind(self._own, self._summed)
         self._optimizer = optimizers.build(
             setup.recipe, self._named.items(), optimizers.undecayed(self.model)
         )
@@ -75,8 +76,9 @@ class Ddp:
         if not everybody:
             self._sum_by_hand()
         touched = [parameter.grad is not None for parameter in self._named.values()]
-        self._notes.write(self._vector, mean, votes(), touched, samples / total)
-        outcome, _ = self._notes.read(self._transport.all_reduce(self._vector))
+        self._notes.write(mean, votes(), touched, samples / total)
+        self._transport.all_reduce(self._summed.copy_(self._own))
+        outcome, _ = self._notes.read()
         if self._clip is not None:
             self._compute.clip(self._named.values(), self._clip)
         optimizers.set_rate(self._optimizer, lr)

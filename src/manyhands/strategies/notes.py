@@ -26,12 +26,9 @@ class Notes:
     """Writes one worker's vector and reads the sum."""
 
     def __init__(self, model: nn.Module, parameters: int) -> None:
-        self._buffers = [
-            buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()
-        ]
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._before = [buffer.clone() for buffer in self._buffers]
         self._parameters = parameters
-        self._clean: set[int] = set()  # addresses of vectors whose flags all say yes
         self.length = _FLAGS + parameters + sum(buffer.numel() for buffer in self._buffers)
         self.dtype = self._choose(model)
 
@@ -40,29 +37,45 @@ class Notes:
         kinds = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
         return torch.float32 if kinds <= {torch.float32, torch.float16, torch.bfloat16} else torch.float64
 
-    def write(self, out: Tensor, loss: float, votes: Votes, touched: Sequence[bool], weight: float) -> None:
+    def bind(self, own: Tensor, summed: Tensor) -> None:
+        """Where this worker's vector lies, and where the sum of all will."""
+        self._own, self._summed = own, summed
+        self._own_buffers, self._summed_buffers = self._cut(own), self._cut(summed)
+        own[_FLAGS : _FLAGS + self._parameters] = 1.0
+        self._lacked = False
+        # On the host the few numbers at the head are written and read as numpy's: a tensor of five numbers
+        # costs as much as a small layer.
+        self._head = own[:_FLAGS].numpy() if own.device.type == "cpu" else None
+        self._summed_head = summed[:_FLAGS].numpy() if summed.device.type == "cpu" else None
+
+    def write(self, loss: float, votes: Votes, touched: Sequence[bool], weight: float) -> None:
         """This worker's vector; `weight` is its part of the global batch."""
         lacking = not all(touched)
-        head = [loss, votes.stop, votes.over, votes.save, lacking]
-        out[:_FLAGS] = torch.tensor(head, dtype=self.dtype, device=out.device)
-        if lacking or out.data_ptr() not in self._clean:
-            flags = torch.tensor(list(touched), dtype=self.dtype, device=out.device)
-            out[_FLAGS : _FLAGS + self._parameters] = flags
-            (self._clean.discard if lacking else self._clean.add)(out.data_ptr())
+        head = (loss, votes.stop, votes.over, votes.save, lacking)
+        if self._head is not None:
+            self._head[:] = head
+        else:
+            self._own[:_FLAGS] = torch.tensor(head, dtype=self.dtype, device=self._own.device)
+        if lacking or self._lacked:
+            flags = torch.tensor(list(touched), dtype=self.dtype, device=self._own.device)
+            self._own[_FLAGS : _FLAGS + self._parameters] = flags
+            self._lacked = lacking
         if self._buffers:
             changes = torch._foreach_sub(self._buffers, self._before)
             torch._foreach_mul_(changes, weight)
-            torch._foreach_copy_(self._cut(out), list(changes))
+            torch._foreach_copy_(self._own_buffers, list(changes))
 
-    def read(self, summed: Tensor) -> tuple[Outcome, list[int]]:
+    def read(self) -> tuple[Outcome, list[int]]:
         """What all know now, and the numbers of the parameters without a gradient anywhere."""
-        loss, stop, over, save, lacking = summed[:_FLAGS].tolist()
+        head = self._summed_head if self._summed_head is not None else self._summed[:_FLAGS]
+        loss, stop, over, save, lacking = head.tolist()
         missing: list[int] = []
         if lacking:
-            flags = summed[_FLAGS : _FLAGS + self._parameters]
+            flags = self._summed[_FLAGS : _FLAGS + self._parameters]
             missing = (flags == 0).nonzero().flatten().tolist()
         if self._buffers:
-            torch._foreach_add_(self._before, [part.to(own.dtype) for part, own in self._paired(summed)])
+            pairs = zip(self._summed_buffers, self._before, strict=True)
+            torch._foreach_add_(self._before, [part.to(own.dtype) for part, own in pairs])
             torch._foreach_copy_(self._buffers, self._before)
         return Outcome(loss, Votes(stop > 0, over > 0, save > 0)), missing
 
@@ -70,9 +83,6 @@ class Notes:
         """The buffers were set from outside, to the same values everywhere."""
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
-
-    def _paired(self, vector: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self._cut(vector), self._before, strict=True))
 
     def _cut(self, vector: Tensor) -> list[Tensor]:
         sizes = [buffer.numel() for buffer in self._buffers]
