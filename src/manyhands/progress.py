@@ -7,6 +7,7 @@ import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from manyhands import words
@@ -188,7 +189,7 @@ class Bar:
         self._bar = Progress(
             TextColumn("{task.fields[epoch]}"),
             BarColumn(bar_width=30),
-            _Share(),
+            _Share(table_column=Column(min_width=5, no_wrap=True)),  # where it is narrow, the bar gives way
             TextColumn("{task.fields[facts]}"),
             console=self._console,
             refresh_per_second=5,

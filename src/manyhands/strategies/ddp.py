@@ -7,6 +7,7 @@ of an epoch) sums its gradients without it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, final
@@ -22,6 +23,10 @@ from manyhands.strategies import state
 from manyhands.strategies.base import Outcome, Setup, Votes
 from manyhands.strategies.notes import Notes
 from manyhands.strategies.same import check_same_model, spread_buffers, trained
+
+# torch 2.13 gave the option another name
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
 
 
 @final
@@ -44,7 +49,7 @@ class Ddp:
                 self.model,
                 process_group=group,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,  # notes do that, weighted
+                **_NO_BUFFERS,  # notes do that, weighted
                 find_unused_parameters=True,
             )
         )
@@ -95,7 +100,11 @@ class Ddp:
         self._notes.rebase()
 
     def _sum_by_hand(self) -> None:
-        for parameter in self._named.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self._transport.all_reduce(parameter.grad)
+        parameters = list(self._named.values())
+        held = [float(parameter.grad is not None) for parameter in parameters]
+        somewhere = self._transport.all_reduce(torch.tensor(held, device=self._own.device)).tolist()
+        for parameter, there in zip(parameters, somewhere, strict=True):
+            if there:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._transport.all_reduce(parameter.grad)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
-from manyhands.transports.waiting import Wait, fence, late, lost, spins
+from manyhands.transports.waiting import Wait, fence, late, lost, spins, yielding
 
 LINE = 64  # bytes of a cache line
 WORDS = LINE // 8
@@ -40,7 +40,7 @@ class Control:
         self.doing = ""
         self.calls: Counter[str] = Counter()
         self._rank, self._names, self._timeout = rank, names, timeout
-        self._spins = spins(len(names))
+        self._spins, self._yielding = spins(len(names)), yielding(len(names))
         self._arrived = 0
         self._mine = rank * WORDS
         self._others = tuple(peer * WORDS for peer in range(len(names)) if peer != rank)
@@ -67,7 +67,7 @@ class Control:
         for _ in range(self._spins):
             if flags[flag] >= target:
                 return
-        wait = Wait(self._timeout)
+        wait = Wait(self._timeout, self._yielding)
         while flags[flag] < target:
             if not wait.rest():
                 continue

@@ -27,20 +27,29 @@ def spins(workers: int) -> int:
     return SPINS if workers <= environment.cores() else 0
 
 
+def yielding(workers: int) -> float:
+    """How long to offer the core before sleeping: not at all where workers outnumber the cores.
+
+    `sched_yield` gives the core to whoever queues for this very core; a core that falls idle takes a worker
+    away from another one's queue.
+    """
+    return YIELDING if workers <= environment.cores() else 0.0
+
+
 class Wait:
     """One wait that spinning did not end."""
 
-    __slots__ = ("_looked", "_since", "_timeout")
+    __slots__ = ("_looked", "_since", "_timeout", "_yielding")
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, yielding: float = YIELDING) -> None:
         self._since = self._looked = time.perf_counter()
-        self._timeout = timeout
+        self._timeout, self._yielding = timeout, yielding
 
     def rest(self) -> bool:
         """Let others run for a moment; True every few milliseconds: time to look for the dead."""
         now = time.perf_counter()
         waited = now - self._since
-        if waited < YIELDING:
+        if waited < self._yielding:
             _offer_core()
         else:
             time.sleep(min(max(waited / SLICE, SHORTEST), LONGEST))

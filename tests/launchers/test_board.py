@@ -1,0 +1,50 @@
+"""The page that outlives whoever writes on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from manyhands.launchers.board import Board, slot
+from manyhands.place import NOTE, Status
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no such memory")
+
+
+def test_what_a_killed_process_wrote_last_is_read() -> None:
+    board = Board(3)
+    assert board.read(1) is None
+    child = os.fork()
+    if child == 0:
+        mine = slot(board.address, 1)
+        assert mine is not None
+        for step in range(1000):
+            NOTE.pack_into(mine, 0, step, 12_345, b"wait", b"barrier")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert board.read(1) == Status(999, "wait", "barrier 12,345")
+    assert board.read(0) is None
+    board.close()
+    board.close()
+    assert board.read(1) is None
+
+
+def test_a_phase_without_an_operation() -> None:
+    board = Board(1)
+    mine = slot(board.address, 0)
+    assert mine is not None
+    NOTE.pack_into(mine, 0, 7, 0, b"backward", b"")
+    assert board.read(0) == Status(7, "backward", "")
+
+
+def test_nobody_writes_on_a_strangers_page() -> None:
+    """The path of a descriptor means something else on another host."""
+    board = Board(1)
+    assert board.address is not None
+    path, secret = board.address
+    assert slot(None, 0) is None
+    assert slot((path, b"x" * len(secret)), 0) is None
+    assert slot((path, secret), 1) is None, "there is no room for a second worker"
+    assert slot(("/proc/1/fd/999999", secret), 0) is None
