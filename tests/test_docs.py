@@ -11,7 +11,7 @@ import pytest
 
 from conftest import ROOT
 
-PAGES = ("README.md", "docs/guide.md")
+PAGES = ("README.md", "docs/guide.md", "docs/strategies/allreduce.md")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -36,8 +36,8 @@ def test_commands_run(line: str, folder: Path) -> None:
     if line.startswith("make "):
         assert re.search(rf"^{line.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
-    assert line.startswith("manyhands ")
-    words = [sys.executable, "-m", *line.split()]
+    assert line.startswith(("manyhands ", "torchrun "))
+    words = [sys.executable, "-m", *line.replace("torchrun", "torch.distributed.run").split()]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -67,7 +67,7 @@ def main() -> None:
         return
     print("| fault | " + " | ".join(transports) + " |\n|---|" + "---|" * len(transports))
     for fault, row in found.items():
-        print(f"| {fault} | " + " | ".join(f"{row[name][0]:.1f} s" for name in transports) + " |")
+        print(f"| {fault} | " + " | ".join(f"{row[name][0]:.2f} s" for name in transports) + " |")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def execute(
 
 def title(spec: RunSpec) -> str:
     """A cell in a few words."""
-    return f"{spec.task} · {spec.strategy} · batch {spec.batch or 'of the task'} · seed {spec.seed}"
+    workers = f" · {spec.workers} workers" if spec.workers > 1 else ""
+    return f"{spec.task} · {spec.strategy}{workers} · batch {spec.batch or 'of the task'} · seed {spec.seed}"
 
 
 def _cell(spec: RunSpec, out: Path, observer: Observer) -> RunRecord:

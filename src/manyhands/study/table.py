@@ -86,7 +86,7 @@ def _to_target(numbers: Row) -> str:
 
 
 def answers(cells: list[Cell]) -> list[str]:
-    """For each task the batch that got it trained soonest, and the one that ran fastest."""
+    """For each task the batch and workers that got it trained soonest, and those that ran fastest."""
     rows = [row(cell.record) for cell in cells if cell.record is not None]
     return [
         _answer(task, [numbers for numbers in rows if numbers.task == task])
@@ -94,12 +94,17 @@ def answers(cells: list[Cell]) -> list[str]:
     ]
 
 
+def _setting(numbers: Row) -> str:
+    """`batch 512`, and with how many workers where there are several."""
+    return f"batch {numbers.batch}" + (f" on {numbers.workers} workers" if numbers.workers > 1 else "")
+
+
 def _answer(task: str, rows: list[Row]) -> str:
     fastest = max(rows, key=lambda numbers: numbers.samples_per_second)
-    speed = f"batch {fastest.batch} runs fastest ({fastest.samples_per_second:,.0f} samples/s)"
+    speed = f"{_setting(fastest)} runs fastest ({fastest.samples_per_second:,.0f} samples/s)"
     timed = [(numbers.target_seconds, numbers) for numbers in rows if numbers.target_seconds is not None]
     if not timed:
         return f"{task}: no cell reached {words.threshold(rows[0].target, rows[0].metric_name)}; {speed}"
     seconds, soonest = min(timed, key=lambda pair: pair[0])
     target = words.threshold(soonest.target, soonest.metric_name)
-    return f"{task}: batch {soonest.batch} reaches {target} soonest ({words.duration(seconds)}); {speed}"
+    return f"{task}: {_setting(soonest)} reaches {target} soonest ({words.duration(seconds)}); {speed}"
