@@ -1,0 +1,97 @@
+"""Two hosts, as network namespaces with names of their own: memory within a host, slices between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import manyhands as mh
+
+TOOLS = ("ip", "unshare")
+BIN = Path(sys.executable).parent
+SETTINGS = ["digits-mlp", "--epochs", "2", "--batch", "50"]
+
+
+def ip(*words: str) -> bool:
+    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def hosts() -> Iterator[dict[str, str]]:
+    """Two namespaces joined by a cable: {namespace: address}."""
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in TOOLS):
+        pytest.skip("making hosts takes root, ip and unshare")
+    names = [f"mh{os.getpid()}{letter}" for letter in "ab"]
+    try:
+        cable = [
+            "link",
+            "add",
+            "cable",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            names[1],
+        ]
+        if not all(ip("netns", "add", name) for name in names) or not ip(*cable):
+            pytest.skip("this system lets nobody make network namespaces")
+        for number, name in enumerate(names, 1):
+            for words in (
+                ["addr", "add", f"10.77.0.{number}/24", "dev", "cable"],
+                ["link", "set", "cable", "up"],
+            ):
+                assert ip("-n", name, *words)
+            assert ip("-n", name, "link", "set", "lo", "up")
+        yield {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.slow
+def test_torchrun_over_two_hosts(hosts: dict[str, str], tmp_path: Path) -> None:
+    leader = next(iter(hosts.values()))
+    started = []
+    for number, name in enumerate(hosts):
+        torchrun = [
+            str(BIN / "torchrun"),
+            "--nnodes",
+            "2",
+            "--node-rank",
+            str(number),
+            "--nproc-per-node",
+            "2",
+        ]
+        torchrun += ["--master-addr", leader, "--master-port", "29600", "-m", "manyhands", "train", *SETTINGS]
+        script = f'hostname host{number}; exec "$@"'
+        command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", script, "sh", *torchrun]
+        child = subprocess.Popen(
+            [*command, "--out", "run"],
+            cwd=tmp_path,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "cable"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(child)
+    said = [child.communicate(timeout=120)[0] for child in started]
+    assert [child.returncode for child in started] == [0, 0], "\n".join(said)
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["hosts"] == ["host0", "host0", "host1", "host1"]
+    assert record["spec"]["transport"] == "torch"
+    slices = record["traffic"][0]["all_reduce"]["bytes"] / record["steps"]
+    whole = 4 * record["parameters"]
+    assert slices < 0.6 * whole, "each worker sends its slice, half of the gradient, and a few notes"
+    here = mh.train("digits-mlp", epochs=2, batch=50, workers=4, out=tmp_path / "here", quiet=True)
+    assert record["loss"] == pytest.approx(here.loss, rel=1e-3)
