@@ -51,7 +51,7 @@ def show(
     print(
         spec.division
         + (f" · {record.recipe_line}" if record else f" · {spec.recipe}")
-        + f" · {spec.strategy} · seed {spec.seed}"
+        + f" · {spec.strategy} on {spec.transport} · seed {spec.seed}"
     )
     for line in _curves(steps, record.metric_name if record else "metric"):
         print(line)
@@ -83,10 +83,29 @@ def _result(record: RunRecord) -> list[str]:
         f"{words.count(record.samples, record.unit)} in {words.duration(record.training_seconds)} training, "
         f"{words.duration(record.seconds)} in all",
         f"time       {words.where_the_time_went(training_phases(record.phases[0]))}",
+        *_workers(record),
         f"memory     {words.size(record.peak_memory)} at the most",
         f"machine    {here.cpu}, {cores}, torch {here.torch}, python {here.python}, {here.host}",
         f"started    {here.started}, commit {(here.commit or 'none')[:12]}, {resumed}",
     ]
+
+
+def _workers(record: RunRecord) -> list[str]:
+    """A line a worker, where there are several: its host, what it spent on the others, what it moved."""
+    if len(record.phases) < 2:
+        return []
+    lines = []
+    for rank, phases in enumerate(record.phases):
+        training = training_phases(phases)
+        total = sum(training.values()) or 1.0
+        shares = ", ".join(
+            f"{name} {words.percent(training.get(name, 0.0) / total)}" for name in ("communication", "wait")
+        )
+        traffic = record.traffic[rank].values() if record.traffic else ()
+        moved = words.size(int(sum(operation["bytes"] for operation in traffic)))
+        host = f" on {record.hosts[rank]}" if len(set(record.hosts)) > 1 else ""
+        lines.append(f"{'worker ' + str(rank):<10} {shares}, {moved} exchanged{host}")
+    return lines
 
 
 def _curves(steps: list[StepRecord], name: str) -> list[str]:

@@ -1,0 +1,80 @@
+"""`manyhands verify`: what it says of a strategy that is exact, of one that is not, and of what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from manyhands import cli, verify
+
+BATCH_NORM = """
+import torch, manyhands as mh
+from torch import nn
+
+def normed() -> mh.Task:
+    inputs = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+    data = mh.ArrayData(inputs, (inputs.sum(1) > 0).long())
+    model = lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    loss = nn.functional.cross_entropy
+    return mh.Task(name="normed", model=model, train=data, test=data, loss=loss, target=1.0)
+"""
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = cli.answer(["verify", *words])
+    return code, capsys.readouterr().out
+
+
+def test_an_exact_strategy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = answer(capsys, "digits-mlp", "--workers", "3")
+    assert code == 0
+    assert out.splitlines()[-1] == "allreduce with 3 workers on shm equals single after 5 steps of 65 samples"
+    code, out = answer(capsys, "digits-mlp", "--workers", "2", "--transport", "torch", "--json")
+    found = json.loads(out)
+    assert (code, found["exact"], found["transport"]) == (0, True, "torch")
+    float32, float64 = found["comparisons"]
+    assert float32["largest"] < 1e-5
+    assert float64["largest"] < 1e-12
+    assert "optimizer/momentum_buffer/1.weight" in float64["tensors"]
+
+
+def test_a_difference_above_the_tolerance(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "TOLERANCES", {"float32": 1e-30})
+    code, out = answer(capsys, "digits-mlp", "--workers", "3")
+    assert code == 1
+    assert "DIFFERS FROM single" in out
+
+
+def test_a_wrong_strategy_is_caught(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker whose gradient is off by a hundredth part, which no accuracy would show."""
+    from manyhands.strategies.base import Compute
+
+    right = Compute.forward
+    monkeypatch.setattr(
+        Compute, "forward", lambda self, model, batch, weight: right(self, model, batch, weight) * 1.01
+    )
+    # the workers are forked from a server that has the right one; the reference here has the wrong one
+    code, out = answer(capsys, "digits-mlp", "--workers", "2")
+    assert code == 1
+    assert "DIFFERS FROM" in out
+
+
+def test_what_cannot_be_equal_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "task.py").write_text(BATCH_NORM)
+    code, out = answer(capsys, "task.py:normed", "--workers", "3", "--json")
+    found = json.loads(out)
+    assert (code, found["exact"]) == (0, True)
+    assert found["comparisons"][0]["reference"] == "single in 3 shares"
+    assert found["reasons"][0].startswith("1 batch norms look at each worker's own share")
+    assert found["reasons"][1].startswith("1 dropouts were switched off")
+    assert not any("running" in name for name in found["comparisons"][0]["tensors"])
+    code, out = answer(capsys, "task.py:normed", "--workers", "3", "--sync-batchnorm", "--json")
+    found = json.loads(out)
+    assert (code, found["exact"], found["comparisons"][0]["reference"]) == (0, True, "single")
+    assert any("running_var" in name for name in found["comparisons"][0]["tensors"])
