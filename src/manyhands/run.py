@@ -118,6 +118,10 @@ def resume_folder(
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(path)
     stored = folder.spec()
+    if settings.get("workers") == "auto":
+        raise UsageError(
+            f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
+        )
     options = {**stored.options, **settings.get("options", {})}
     recipe_options = {**stored.recipe_options, **settings.get("recipe_options", {})}
     settings = {**rearrange(stored, settings), "options": options, "recipe_options": recipe_options}

@@ -56,5 +56,5 @@ def placed(spec: RunSpec, split: Split) -> RunSpec:
         threads=split.threads,
         strategy="single" if alone else "allreduce",
         transport="solo" if alone else "shm",
-        launcher="inline" if alone else "local",
+        launcher="inline" if alone and not spec.restarts else "local",
     )

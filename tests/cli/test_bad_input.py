@@ -115,6 +115,10 @@ TABLE = {
         "--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last of an "
         "epoch has 1 of 1,437: choose another batch",
     ),
+    "auto for a run that goes on": (
+        "train --resume held --workers auto",
+        "workers auto is for new runs; say how many go on with held (it had 1)",
+    ),
     "auto for a strategy of its own": (
         "train digits-mlp --workers auto --strategy hogwild",
         "unknown strategy 'hogwild' (known: single, allreduce)",

@@ -14,7 +14,7 @@ import pytest
 
 import manyhands as mh
 
-TOOLS = ("ip", "unshare")
+TOOLS = ("ip", "unshare", "hostname")
 BIN = Path(sys.executable).parent
 SETTINGS = ["digits-mlp", "--epochs", "2", "--batch", "50"]
 
