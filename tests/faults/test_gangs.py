@@ -286,3 +286,24 @@ def test_json_of_a_run_with_workers(here: Path) -> None:
     for rank in held["traffic"]:
         assert rank["barrier"]["calls"] >= 2 * record.steps
         assert rank["add_shared"]["bytes"] > 0
+
+
+def test_the_next_run_removes_what_a_killed_one_left_and_says_so(here: Path) -> None:
+    """In the short time in which shared memory has a name, everything may be killed at once."""
+    code = (
+        "from manyhands.transports import leftovers; import os, signal; "
+        "path = leftovers.home() / leftovers.new_name('arena'); path.write_bytes(b'x'); print(path, flush=True); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    left = Path(done.stdout.strip())
+    assert left.exists()
+    notices: list[str] = []
+
+    class Hear(Silent):
+        def notice(self, text: str) -> None:
+            notices.append(text)
+
+    run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", observers=[Hear()])
+    assert f"removed {left.name}, left behind by a run that was killed" in notices
+    assert not left.exists()
