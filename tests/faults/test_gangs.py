@@ -292,8 +292,8 @@ def test_the_next_run_removes_what_a_killed_one_left_and_says_so(here: Path) -> 
     """In the short time in which shared memory has a name, everything may be killed at once."""
     code = (
         "from manyhands.transports import leftovers; import os, signal; "
-        "path = leftovers.home() / leftovers.new_name('arena'); path.write_bytes(b'x'); print(path, flush=True); "
-        "os.kill(os.getpid(), signal.SIGKILL)"
+        "path = leftovers.home() / leftovers.new_name('arena'); path.write_bytes(b'x'); "
+        "print(path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     left = Path(done.stdout.strip())
