@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any, final
 
+from manyhands.launchers import starting
 from manyhands.launchers.base import PLAIN, Care
-from manyhands.launchers.calls import check_workers, pack, unpack
+from manyhands.launchers.calls import check_workers
 from manyhands.launchers.crew import LocalCrew, nursery
-from manyhands.launchers.gang import Gang
 from manyhands.launchers.hub import Hub
 from manyhands.launchers.pool import Pool
-from manyhands.stopping import Stop
 
 # By name: a launcher knows nothing of what is computed. The first optimiser that a process makes imports the
 # second one, which takes as long as torch itself: once here instead of in every worker.
@@ -38,15 +38,11 @@ class Local:
         self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
     ) -> list[Any]:
         """Run the function once a worker and return what each of them returned, by rank."""
-        check_workers("local", workers)
-        payload = pack(function, arguments)
-        logs = care.logs.resolve() if care.logs else None
-        with Stop() as stop, Hub() as hub, LocalCrew(hub, self._preload, self._hosts, logs) as crew:
-            crew.start(range(workers), f"of {workers}")
-            gang = Gang(hub, crew, workers, care, lambda: stop.signal)
-            values = gang.run(payload)
-            gang.dismiss()
-        return [unpack(rank, value) for rank, value in enumerate(values)]
+
+        def crew(hub: Hub, logs: Path | None) -> LocalCrew:
+            return LocalCrew(hub, self._preload, self._hosts, logs)
+
+        return starting.launch("local", crew, function, workers, arguments, care)
 
     def executor(self, workers: int) -> Executor:
         """A process a call at a time, used again for later ones; a call that crashes fails alone."""

@@ -24,15 +24,14 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from manyhands.errors import UsageError, WorkerFailedError
+from manyhands.launchers import starting
 from manyhands.launchers.base import PLAIN, Care
-from manyhands.launchers.calls import check_workers, pack, unpack
+from manyhands.launchers.calls import check_workers
 from manyhands.launchers.crew import is_stopped
-from manyhands.launchers.gang import Gang
 from manyhands.launchers.hub import Hub, new_key
 from manyhands.launchers.pool import Pool
 from manyhands.launchers.rank import VARIABLE, log_of
 from manyhands.launchers.verdict import Ending, Known
-from manyhands.stopping import Stop
 
 HOSTS = "MANYHANDS_HOSTS"
 TERM = 5.0  # seconds mpirun has to end its ranks and clean up after them before it is killed
@@ -55,15 +54,11 @@ class Mpi:
         self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
     ) -> list[Any]:
         """Run the function once a rank and return what each of them returned, by rank."""
-        check_workers("mpi", workers)
-        payload = pack(function, arguments)
-        logs = care.logs.resolve() if care.logs else None
-        with Stop() as stop, Hub() as hub, MpiCrew(self._mpirun, hub, logs) as crew:
-            crew.start(range(workers), f"of {workers}")
-            gang = Gang(hub, crew, workers, care, lambda: stop.signal)
-            values = gang.run(payload)
-            gang.dismiss()
-        return [unpack(rank, value) for rank, value in enumerate(values)]
+
+        def crew(hub: Hub, logs: Path | None) -> MpiCrew:
+            return MpiCrew(self._mpirun, hub, logs)
+
+        return starting.launch("mpi", crew, function, workers, arguments, care)
 
     def executor(self, workers: int) -> Executor:
         """The ranks of one mpirun, which goes on when one of them crashes."""

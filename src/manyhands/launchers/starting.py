@@ -1,0 +1,41 @@
+"""One call of a gang whose processes this process starts: begun, tended, taken back; Ctrl-C is passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from manyhands.launchers.base import Care
+from manyhands.launchers.calls import check_workers, pack, unpack
+from manyhands.launchers.gang import Crew, Gang
+from manyhands.launchers.hub import Hub
+from manyhands.stopping import Stop
+
+
+class Starter(Crew, Protocol):
+    """A crew that starts its processes."""
+
+    def start(self, ranks: Sequence[int], title: str) -> None:
+        """Let these come; they say hello."""
+
+
+def launch(
+    name: str,
+    crew: Callable[[Hub, Path | None], AbstractContextManager[Starter]],
+    function: Callable[..., Any],
+    workers: int,
+    arguments: tuple[Any, ...],
+    care: Care,
+) -> list[Any]:
+    """Run the function once a worker of a crew, and return what each of them returned, by rank."""
+    check_workers(name, workers)
+    payload = pack(function, arguments)
+    logs = care.logs.resolve() if care.logs else None
+    with Stop() as stop, Hub() as hub, crew(hub, logs) as started:
+        started.start(range(workers), f"of {workers}")
+        gang = Gang(hub, started, workers, care, lambda: stop.signal)
+        values = gang.run(payload)
+        gang.dismiss()
+    return [unpack(rank, value) for rank, value in enumerate(values)]
