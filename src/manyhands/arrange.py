@@ -23,7 +23,7 @@ def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = Non
     chosen = {name: value for name, value in settings.items() if value is not None}
     if found is not None and chosen.get("launcher", "env") == "env":
         chosen["launcher"] = "env"
-        chosen["workers"] = _agreed(chosen.get("workers"), found)
+        chosen["workers"] = _agreed(chosen.get("workers"), _servers(chosen), found)
     elif chosen.get("launcher") == "env":
         raise UsageError(
             "launcher env takes the processes that torchrun, mpirun or srun started, and none of them did "
@@ -32,9 +32,18 @@ def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = Non
     workers = chosen.get("workers", 1)
     alone = workers == 1 and chosen.get("strategy", "single") == "single"
     chosen.setdefault("strategy", "single" if alone else "allreduce")
-    chosen.setdefault("launcher", _launcher(workers, chosen))
-    chosen.setdefault("transport", _transport(chosen, workers, found))
+    ranks = workers + _servers(chosen) if isinstance(workers, int) else workers
+    chosen.setdefault("launcher", _launcher(ranks, chosen))
+    chosen.setdefault("transport", _transport(chosen, ranks, found))
     return chosen
+
+
+def _servers(chosen: Mapping[str, Any]) -> int:
+    """Ranks that serve and do not train; what is no number is refused where options are checked."""
+    if chosen.get("strategy") != "server":
+        return 0
+    given = str(chosen.get("strategy_options", {}).get("servers", 1))
+    return int(given) if given.isdecimal() else 1
 
 
 def leads(environ: Mapping[str, str] | None = None) -> bool:
@@ -45,13 +54,24 @@ def leads(environ: Mapping[str, str] | None = None) -> bool:
 
 def rearrange(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that goes on: what it had, but arranged anew where the workers change."""
-    stored = {"strategy": before.strategy, "transport": before.transport, "launcher": before.launcher}
-    here = arrange({"workers": settings.get("workers"), "launcher": settings.get("launcher")})
+    strategy, given = settings.get("strategy", before.strategy), settings.get("strategy_options", {})
+    options = {**(before.strategy_options if strategy == before.strategy else {}), **given}
+    here = arrange(
+        {
+            "workers": settings.get("workers"),
+            "launcher": settings.get("launcher"),
+            "strategy": strategy,
+            "strategy_options": options,
+        }
+    )
     workers = here.get("workers", before.workers)
-    if workers == before.workers and here.get("launcher") != "env" and before.launcher != "env":
-        return {**stored, "workers": workers, **settings}
-    strategy = "allreduce" if before.strategy == "single" and workers != 1 else before.strategy
-    return arrange({"strategy": strategy, **settings, "workers": workers})
+    same = workers == before.workers and strategy == before.strategy
+    if same and here.get("launcher") != "env" and before.launcher != "env":
+        stored = {"transport": before.transport, "launcher": before.launcher, "strategy": strategy}
+        return {**stored, "workers": workers, **settings, "strategy_options": options}
+    if before.strategy == "single" and workers != 1:
+        strategy = settings.get("strategy", "allreduce")
+    return arrange({**settings, "strategy": strategy, "workers": workers, "strategy_options": options})
 
 
 def check_arrangement(spec: RunSpec) -> None:
@@ -64,10 +84,13 @@ def check_arrangement(spec: RunSpec) -> None:
             "transport threads joins workers inside one process, for tests; between processes use shm, "
             "torch or mpi"
         )
-    if transport == "solo" and workers != 1:
-        raise UsageError(f"transport solo has one rank, but workers is {workers}: use shm, torch or mpi")
-    if launcher == "inline" and workers != 1:
-        raise UsageError(f"launcher inline runs one worker, but workers is {workers}: use local")
+    serving = f" and servers is {spec.servers}" if spec.servers else ""
+    if transport == "solo" and spec.ranks != 1:
+        raise UsageError(
+            f"transport solo has one rank, but workers is {workers}{serving}: use shm, torch or mpi"
+        )
+    if launcher == "inline" and spec.ranks != 1:
+        raise UsageError(f"launcher inline runs one rank, but workers is {workers}{serving}: use local")
     if transport == "mpi" or launcher == "mpi":
         if find_spec("mpi4py") is None:
             raise UsageError(
@@ -76,8 +99,9 @@ def check_arrangement(spec: RunSpec) -> None:
         if launcher in ("local", "inline"):
             raise UsageError(
                 "transport mpi needs workers that mpirun started: use --launcher mpi, or "
-                f"mpirun -n {workers} manyhands train ..."
+                f"mpirun -n {spec.ranks} manyhands train ..."
             )
+    _check_strategy(spec)
     if transport == "shm" and spec.device == "cuda":
         raise UsageError("transport shm shares main memory, not a GPU's: with --device cuda use torch")
     if spec.restarts and launcher not in ("local", "mpi"):
@@ -87,10 +111,34 @@ def check_arrangement(spec: RunSpec) -> None:
         )
 
 
-def _agreed(workers: int | None, found: Found) -> int:
-    if workers is not None and workers != found.size:
-        raise UsageError(f"workers is {workers}, but {found.starter} started {found.size}")
-    return int(found.size)
+def _check_strategy(spec: RunSpec) -> None:
+    """What a strategy asks of the arrangement."""
+    if spec.strategy == "hogwild" and spec.transport not in ("shm", "solo"):
+        raise UsageError(
+            f"strategy hogwild writes into memory that all workers share, which transport {spec.transport} "
+            "has not: use shm, or strategy server between hosts"
+        )
+    backup = spec.strategy_options.get("backup")
+    if spec.strategy == "server" and backup is not None and int(backup) >= spec.workers:
+        raise UsageError(
+            f"strategy server: backup {backup} of {spec.workers} workers leaves nobody to wait for"
+        )
+    if spec.sync_batchnorm and spec.strategy != "allreduce" and spec.workers > 1:
+        raise UsageError(
+            f"--sync-batchnorm needs workers that step together: strategy {spec.strategy} has none"
+        )
+
+
+def _agreed(workers: int | None, servers: int, found: Found) -> int:
+    if servers >= found.size:
+        raise UsageError(
+            f"strategy server needs ranks that serve and one to work, but {found.starter} started "
+            f"{found.size} and servers is {servers}: nobody would be left to work"
+        )
+    if workers is not None and workers + servers != found.size:
+        serving = f" and servers is {servers}" if servers else ""
+        raise UsageError(f"workers is {workers}{serving}, but {found.starter} started {found.size}")
+    return int(found.size) - servers
 
 
 def _launcher(workers: int, chosen: Mapping[str, Any]) -> str:
@@ -107,8 +155,11 @@ def _transport(chosen: Mapping[str, Any], workers: int, found: Found | None) -> 
         return "mpi"
     if _cuda(chosen.get("device", "auto")):
         return "torch"
-    if found is None or found.one_host:
+    # weight averaging is the message-passing model: under mpirun its messages are MPI's
+    passing = chosen["strategy"] == "average" and found is not None and found.starter == "mpirun"
+    if (found is None or found.one_host) and not passing:
         return "shm"
+    assert found is not None
     return "mpi" if found.starter == "mpirun" and find_spec("mpi4py") is not None else "torch"
 
 

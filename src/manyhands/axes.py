@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Gt, Lt
@@ -18,7 +19,8 @@ Positive = Annotated[float, Gt(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """One row of an axis: `module:attribute`, and what it is in one line."""
 
     where: str
@@ -33,7 +35,12 @@ def member(what: str, axis: Axis, name: str) -> Any:
     """Import the member of an axis by its name, or say which names there are."""
     if name not in axis:
         raise unknown(what, name, axis)
-    module, attribute = axis[name].where.split(":")
+    return load(axis[name].where)
+
+
+def load(where: str) -> Any:
+    """Import `module:attribute`."""
+    module, attribute = where.split(":")
     return getattr(importlib.import_module(module), attribute)
 
 

@@ -36,7 +36,7 @@ class StepRecord:
             "step": self.step,
             "epoch": self.epoch,
             "samples": self.samples,
-            "loss": self.loss,
+            "loss": _number(self.loss),
             "lr": self.lr,
             "seconds": round(self.seconds, 6),
             "phases": {name: round(value, 7) for name, value in self.phases.items()},

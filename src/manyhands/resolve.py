@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from manyhands import axes
@@ -9,6 +12,8 @@ from manyhands.errors import UsageError
 from manyhands.recipes import RECIPES
 from manyhands.recipes.base import Recipe
 from manyhands.spec import RunSpec
+from manyhands.strategies import STRATEGIES
+from manyhands.strategies import options as strategy_options
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
 
@@ -41,6 +46,7 @@ def resolve(spec: RunSpec) -> RunSpec:
     recipe = spec.recipe or task.defaults.recipe
     resolved = spec.replace(
         options=options,
+        strategy_options=strategy_options.parse(spec.strategy, spec.strategy_options),
         batch=batch,
         epochs=spec.epochs or task.defaults.epochs,
         recipe=recipe,
@@ -62,8 +68,23 @@ def make_recipe(spec: RunSpec, task: Task) -> Recipe:
         for name, value in task.defaults.recipe_options.items()
         if name in known and (sgd or name in _COURSE)
     }
+    if not STRATEGIES[spec.strategy].momentum and "momentum" in known and "momentum" not in given:
+        own = _without_momentum(known, own, given)
     recipe: Recipe = builder(**{**own, **given})
     return recipe
+
+
+def _without_momentum(
+    known: dict[str, axes.Option], own: dict[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The task's numbers without momentum: its rate was found with it, and lr / (1 - momentum) moves as far."""
+    momentum = own.get("momentum", known["momentum"].default)
+    plain = {**own, "momentum": 0.0}
+    if "nesterov" in known:
+        plain["nesterov"] = False
+    if "lr" in own and "lr" not in given:
+        plain["lr"] = round(own["lr"] / (1.0 - momentum), 12)
+    return plain
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

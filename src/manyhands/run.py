@@ -18,7 +18,7 @@ from manyhands.launchers.base import Care, Launcher
 from manyhands.recipes import RECIPES
 from manyhands.record import Observer, RunRecord
 from manyhands.spec import RunSpec
-from manyhands.strategies import STRATEGIES
+from manyhands.strategies import STRATEGIES, options
 from manyhands.tasks import TASKS
 from manyhands.transports import TRANSPORTS, leftovers
 
@@ -122,9 +122,9 @@ def resume_folder(
         raise UsageError(
             f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
         )
-    options = {**stored.options, **settings.get("options", {})}
+    task_options = {**stored.options, **settings.get("options", {})}
     recipe_options = {**stored.recipe_options, **settings.get("recipe_options", {})}
-    settings = {**rearrange(stored, settings), "options": options, "recipe_options": recipe_options}
+    settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
     spec = stored.replace(**settings)
     check(spec)
     launcher = _launcher(spec)
@@ -148,6 +148,7 @@ def check(spec: RunSpec) -> None:
     ):
         if name is not None and name not in axis:
             raise unknown(what, name, axis)
+    options.build(spec.strategy, spec.strategy_options)
     faults.from_environment()
     check_arrangement(spec)
 
@@ -250,7 +251,7 @@ def _with_restarts(
     for attempt in itertools.count():
         try:
             records: list[RunRecord] = launcher.launch(
-                work, spec.workers, replace(job, resume=job.resume or attempt > 0, attempt=attempt), care=care
+                work, spec.ranks, replace(job, resume=job.resume or attempt > 0, attempt=attempt), care=care
             )
             return records[0]
         except WorkerFailedError as error:
@@ -264,5 +265,5 @@ def _with_restarts(
 
 def _follow(spec: RunSpec, launcher: Launcher) -> RunRecord:
     """Be a rank that torchrun or mpirun started beside the one that leads: do what that one says."""
-    records: list[RunRecord] = launcher.launch(print, spec.workers)
+    records: list[RunRecord] = launcher.launch(print, spec.ranks)
     return records[0]

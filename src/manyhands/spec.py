@@ -25,6 +25,7 @@ class RunSpec(BaseModel):
     task: str
     options: dict[str, Any] = {}
     strategy: str = "single"
+    strategy_options: dict[str, Any] = {}
     transport: str = "solo"
     launcher: str = "inline"
     workers: int = 1
@@ -46,15 +47,18 @@ class RunSpec(BaseModel):
     checkpoint_every: float = 60.0  # seconds; 0 is after every step
     keep: int = 3  # checkpoints
     timeout: float | None = None  # seconds without a move that count as a hang; None adapts to the steps
-    restarts: int = 0  # after a worker failed, from the last checkpoint
+    restarts: int = 0  # after a worker failed, from the last checkpoint; where others go on, of that worker
+    strict: bool = False  # the loss of a worker ends the run, also where the others could go on
 
     # What does not change what a run computes is no part of its id and free to change on resume,
     incidental: ClassVar[frozenset[str]] = frozenset(
-        {"launcher", "checkpoint_every", "keep", "timeout", "restarts"}
+        {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict"}
     )
     # nor does who computes it, beyond rounding: a part of the id, so that a study can tell runs apart, but
     # free to change on resume, and the sample sequence goes on (law 6).
-    placement: ClassVar[frozenset[str]] = frozenset({"strategy", "transport", "workers", "threads"})
+    placement: ClassVar[frozenset[str]] = frozenset(
+        {"strategy", "strategy_options", "transport", "workers", "threads"}
+    )
 
     @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")
     @classmethod
@@ -135,6 +139,16 @@ class RunSpec(BaseModel):
         return f"{self.task.rpartition(':')[2]}-{self.id}"
 
     @property
+    def servers(self) -> int:
+        """Ranks that serve and do not train."""
+        return int(self.strategy_options.get("servers", 1)) if self.strategy == "server" else 0
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the gang: those that train and those that serve."""
+        return self.servers + self.workers
+
+    @property
     def division(self) -> str:
         """Law 1 in one line: `batch 512 = 2 workers x 128 x 2 accumulated`."""
         if self.batch is None:
@@ -143,15 +157,20 @@ class RunSpec(BaseModel):
         least, rest = divmod(self.batch, parts)
         share = f"{least}" if not rest else f"{least} or {least + 1}"
         accumulated = f" x {self.accumulate} accumulated" if self.accumulate > 1 else ""
-        return f"batch {self.batch} = {self.workers} worker{'s'[: self.workers > 1]} x {share}{accumulated}"
+        serving = f" · {self.servers} server{'s'[: self.servers > 1]}" if self.servers else ""
+        workers = f"{self.workers} worker{'s'[: self.workers > 1]}"
+        return f"batch {self.batch} = {workers} x {share}{accumulated}{serving}"
 
     def differences(self, other: RunSpec) -> list[str]:
         """What makes the other spec another computation: `batch 256 -> 512`."""
-        return self._changes(other, lambda name: name not in self.placement)
+        return self._changes(other, lambda name: not self._is_placement(name))
 
     def moves(self, other: RunSpec) -> list[str]:
         """What the other spec does the same with: `workers 4 -> 2`."""
-        return self._changes(other, lambda name: name in self.placement)
+        return self._changes(other, self._is_placement)
+
+    def _is_placement(self, name: str) -> bool:
+        return name in self.placement or name.startswith("strategy.")
 
     def _changes(self, other: RunSpec, counts: Callable[[str], bool]) -> list[str]:
         before, after = self._flat(), other._flat()
@@ -167,7 +186,10 @@ class RunSpec(BaseModel):
         fields = self.model_dump(mode="json", exclude=set(self.incidental))
         options = {f"option {key}": value for key, value in fields.pop("options").items()}
         recipe = {f"recipe.{key}": value for key, value in fields.pop("recipe_options").items()}
-        return {name: json.dumps(value) for name, value in {**fields, **options, **recipe}.items()}
+        strategy = {f"strategy.{key}": value for key, value in fields.pop("strategy_options").items()}
+        return {
+            name: json.dumps(value) for name, value in {**fields, **options, **recipe, **strategy}.items()
+        }
 
 
 _NOT_SET = "not set"

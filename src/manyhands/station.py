@@ -22,7 +22,7 @@ from manyhands.feed import Feed
 from manyhands.place import NOTE, Place, Status
 from manyhands.resolve import choose_device, make_recipe
 from manyhands.spec import RunSpec
-from manyhands.strategies import STRATEGIES
+from manyhands.strategies import STRATEGIES, options
 from manyhands.strategies.base import Compute, Setup, Timed, Worker
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
@@ -101,7 +101,16 @@ class Station:
         if self.place.rank:
             seed(key(self.spec.seed, self.place.rank))  # each worker drops out its own units
         strategy = axes.member("strategy", STRATEGIES, self.spec.strategy)
-        setup = Setup(model, self.recipe, self._compute(), self.transport, self.spec.sync_batchnorm)
+        spec = self.spec
+        setup = Setup(
+            model,
+            self.recipe,
+            self._compute(),
+            self.transport,
+            spec.sync_batchnorm,
+            options.build(spec.strategy, spec.strategy_options),
+            len(self.task.train),
+        )
         worker: Worker = strategy(setup)
         return worker
 

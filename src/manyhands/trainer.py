@@ -60,15 +60,17 @@ class Trainer:
             while ending is None:
                 batch = next(reader)
                 lr = self.schedule(here.samples)
-                here.loss, votes = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
+                here.loss, votes, shared = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
                 here.step, here.samples = here.step + 1, here.samples + batch.size
-                if not math.isfinite(here.loss):
+                if shared and not math.isfinite(here.loss):
                     raise diverged(here, lr)
                 ending = self.ending(here, votes)
                 test_loss = None
                 if ending == "finished" or self.milestone(here.samples, batch.size):
                     test_loss = self.evaluate(here)
                     ending = ending or self.ending(here, votes)
+                if ending in ("finished", "target"):
+                    self.worker.settle()
                 self.tell(here, batch.epoch, lr, test_loss)
                 if ending is not None or votes.save:
                     with self.clock.phase("checkpoint"):
@@ -108,7 +110,7 @@ class Trainer:
         metric, target = self.feed.task.metric, self.spec.target
         assert target is not None
         seconds = self.clock.training_seconds
-        with self.clock.phase("evaluation"):
+        with self.clock.phase("evaluation"), self.worker.whole():
             here.metric, loss = evaluate(self.worker.model, self.feed, self.transport)
         if here.best_metric is None or metric.reached(here.metric, here.best_metric):
             here.best_metric = here.metric

@@ -97,9 +97,7 @@ def _rehearse(spec: RunSpec, steps: int) -> Rehearsal:
     from manyhands.rehearsal import rehearse
 
     launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
-    found: Rehearsal = launcher.launch(rehearse, spec.workers, spec, steps, care=Care(timeout=spec.timeout))[
-        0
-    ]
+    found: Rehearsal = launcher.launch(rehearse, spec.ranks, spec, steps, care=Care(timeout=spec.timeout))[0]
     return found
 
 
@@ -107,6 +105,7 @@ def _alone(spec: RunSpec, dtype: str, accumulate: int) -> RunSpec:
     return spec.replace(
         dtype=dtype,
         strategy="single",
+        strategy_options={},
         transport="solo",
         launcher="inline",
         workers=1,

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from manyhands import axes
-from manyhands.axes import Member
 from manyhands.errors import unknown
 from manyhands.launchers import LAUNCHERS
 from manyhands.recipes import RECIPES
@@ -24,7 +23,7 @@ manyhands list tasks
 
 manyhands list mnist-cnn        (its options)"""
 
-AXES: dict[str, dict[str, Member]] = {
+AXES: dict[str, axes.Axis] = {
     "tasks": TASKS,
     "recipes": RECIPES,
     "strategies": STRATEGIES,
@@ -50,7 +49,7 @@ def list_(
         _print_member(what, json)
 
 
-def _print_axes(chosen: dict[str, dict[str, Member]], json: bool) -> None:
+def _print_axes(chosen: dict[str, axes.Axis], json: bool) -> None:
     if json:
         print(
             json_format.dumps(
@@ -67,16 +66,18 @@ def _print_axes(chosen: dict[str, dict[str, Member]], json: bool) -> None:
 
 
 def _print_member(name: str, json: bool) -> None:
-    """What can be set: for a task with --set KEY=VALUE, for a recipe with --set recipe.KEY=VALUE."""
-    prefix = "recipe." if name in RECIPES else ""
+    """What can be set: for a task with --set KEY=VALUE, for others with recipe.KEY or strategy.KEY."""
+    prefix = "recipe." if name in RECIPES else "strategy." if name in STRATEGIES else ""
     if name in RECIPES:
         builder = axes.member("recipe", RECIPES, name)
+    elif name in STRATEGIES:
+        builder = axes.load(STRATEGIES[name].options)
     elif name in TASKS or ".py" in name:
         from manyhands.tasks.find import builder as find
 
         builder = find(name)
     else:
-        raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES])
+        raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES, *STRATEGIES])
     rows = [
         (f"{prefix}{option.name}", _type(option.type), option.default)
         for option in axes.options(builder).values()

@@ -17,7 +17,9 @@ manyhands train mnist-cnn --workers 2
 
 torchrun --nproc-per-node 2 -m manyhands train mnist-cnn
 
-mpirun -n 2 manyhands train mnist-cnn
+mpirun -n 4 manyhands train mnist-cnn --strategy average --every 16
+
+manyhands train mnist-cnn --strategy server --workers 2 --bound 4
 
 manyhands train mnist-cnn --set width=2 --set recipe.warmup=1
 
@@ -39,7 +41,7 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the task, or recipe.KEY=VALUE of the recipe; repeatable.",
+            help="An option of the task, recipe.KEY=VALUE or strategy.KEY=VALUE; repeatable.",
         ),
     ] = None,
     strategy: Annotated[
@@ -71,6 +73,32 @@ def train(
         float | None, typer.Option(help="Learning rate a 256 samples; short for --set recipe.lr=.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of parameters and sample order. [default: 0]")] = None,
+    every: Annotated[
+        str | None, typer.Option(help="average: steps between averages, or epoch, or end. [default: 16]")
+    ] = None,
+    post_local: Annotated[
+        bool | None, typer.Option("--post-local", help="average: every step until the rate first decays.")
+    ] = None,
+    outer: Annotated[
+        str | None, typer.Option(help="average: mean, nesterov (DiLoCo) or elastic (EASGD). [default: mean]")
+    ] = None,
+    servers: Annotated[int | None, typer.Option(help="server: ranks that serve. [default: 1]")] = None,
+    push_every: Annotated[int | None, typer.Option(help="server: steps between pushes. [default: 1]")] = None,
+    pull_every: Annotated[int | None, typer.Option(help="server: steps between pulls. [default: 1]")] = None,
+    staleness_aware: Annotated[
+        bool | None, typer.Option("--staleness-aware", help="server: divide the rate by the staleness.")
+    ] = None,
+    bound: Annotated[
+        int | None, typer.Option(help="server: steps a worker may be ahead of the slowest. [default: any]")
+    ] = None,
+    backup: Annotated[
+        int | None,
+        typer.Option(help="server: synchronous rounds that do not wait for the slowest so many workers."),
+    ] = None,
+    strict: Annotated[
+        bool | None,
+        typer.Option("--strict", help="End the run when a worker is lost, even if the others can go on."),
+    ] = None,
     sync_batchnorm: Annotated[
         bool | None,
         typer.Option("--sync-batchnorm", help="Batch norm over the global batch, not a worker's share."),
@@ -124,9 +152,23 @@ def train(
     from manyhands.arrange import leads
     from manyhands.run import train as run
 
-    options, recipe_options = parse_set(set_ or [])
+    options, recipe_options, strategy_options = parse_set(set_ or [])
+    short = {
+        "every": every,
+        "post_local": post_local,
+        "outer": outer,
+        "servers": servers,
+        "push_every": push_every,
+        "pull_every": pull_every,
+        "staleness_aware": staleness_aware,
+        "bound": bound,
+        "backup": backup,
+    }
+    strategy_options |= {name: value for name, value in short.items() if value is not None}
     given: dict[str, Any] = {
         "strategy": strategy,
+        "strategy_options": strategy_options or None,
+        "strict": strict,
         "workers": count_of(workers),
         "transport": transport,
         "launcher": launcher,
@@ -176,21 +218,20 @@ def count_of(workers: str | None) -> int | str | None:
         raise UsageError(f"--workers takes a whole number or auto, got {workers!r}") from None
 
 
-def parse_set(pairs: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """`width=2` is an option of the task, `recipe.warmup=1` of the recipe."""
-    options: dict[str, str] = {}
-    recipe: dict[str, str] = {}
+def parse_set(pairs: list[str]) -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
+    """`width=2` is an option of the task, `recipe.warmup=1` of the recipe, `strategy.every=4` of that."""
+    found: dict[str, dict[str, Any]] = {"": {}, "recipe": {}, "strategy": {}}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise UsageError(f"--set takes KEY=VALUE, got {pair!r}")
         axis, dot, option = name.partition(".")
         if not dot:
-            options[name] = value
-        elif axis == "recipe":
-            recipe[option] = value
-        else:
+            axis, option = "", name
+        elif axis not in found:
             raise UsageError(
-                f"--set {pair}: only options of the task (KEY) and of the recipe (recipe.KEY) can be set"
+                f"--set {pair}: only options of the task (KEY), of the recipe (recipe.KEY) and of the "
+                "strategy (strategy.KEY) can be set"
             )
-    return options, recipe
+        found[axis][option] = value
+    return found[""], found["recipe"], found["strategy"]

@@ -23,7 +23,11 @@ def verify(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task, or FILE.py:NAME.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the task, or recipe.KEY=VALUE."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the task, recipe.KEY=VALUE or strategy.KEY=VALUE.",
+        ),
     ] = None,
     strategy: Annotated[str | None, typer.Option(help="To compare with single. [default: allreduce]")] = None,
     workers: Annotated[int, typer.Option(help="How many workers.")] = 2,
@@ -45,10 +49,11 @@ def verify(
     from manyhands.spec import RunSpec
     from manyhands.verify import verify as compare
 
-    options, recipe_options = parse_set(set_ or [])
+    options, recipe_options, strategy_options = parse_set(set_ or [])
     settings: dict[str, Any] = arrange(
         {
             "strategy": strategy or "allreduce",
+            "strategy_options": strategy_options,
             "workers": workers,
             "transport": transport,
             "launcher": launcher,

@@ -1,13 +1,42 @@
 """How the work is divided: one file a strategy, one row each here."""
 
+from dataclasses import dataclass
+
 from manyhands.axes import Member
 
-STRATEGIES: dict[str, Member] = {
-    "single": Member(
+
+@dataclass(frozen=True)
+class Strategy(Member):
+    """A row of this axis, with what must be known of a strategy before torch is imported."""
+
+    options: str = "manyhands.strategies.options:none"  # the function that checks its options
+    free: bool = False  # workers go at their own pace: work is claimed, and the loss of a worker is survived
+    momentum: bool = True  # whether a recipe's own momentum is used; what the user asks for always is
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "single": Strategy(
         "manyhands.strategies.single:Single", "one worker does everything: what the others are judged by"
     ),
-    "allreduce": Member(
+    "allreduce": Strategy(
         "manyhands.strategies.allreduce:allreduce",
         "synchronous data parallelism: every worker a share of each batch, gradients summed",
+    ),
+    "average": Strategy(
+        "manyhands.strategies.average:Average",
+        "local SGD: every worker trains a copy, the copies are averaged every so many steps",
+        "manyhands.strategies.options:average",
+    ),
+    "server": Strategy(
+        "manyhands.strategies.server:server",
+        "parameter server: workers push gradients and pull parameters, each at its own pace",
+        "manyhands.strategies.options:server",
+        free=True,
+    ),
+    "hogwild": Strategy(
+        "manyhands.strategies.hogwild:Hogwild",
+        "all workers read and write the same parameters in memory, without locks",
+        free=True,
+        momentum=False,
     ),
 }

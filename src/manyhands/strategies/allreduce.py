@@ -16,7 +16,7 @@ from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.arena import Arena
-from manyhands.strategies.base import Outcome, Setup, Votes, Worker
+from manyhands.strategies.base import Agreed, Outcome, Setup, Votes, Worker
 from manyhands.strategies.batchnorm import synchronise
 from manyhands.strategies.ddp import Ddp
 from manyhands.strategies.same import check_same_model, spread_buffers, trained
@@ -30,7 +30,7 @@ def allreduce(setup: Setup) -> Worker:
 
 
 @final
-class AllReduce:
+class AllReduce(Agreed):
     """Backward into the arena, reduce a slice, update a slice."""
 
     def __init__(self, setup: Setup) -> None:

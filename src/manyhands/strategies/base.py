@@ -11,8 +11,9 @@ updates through an optimiser; whoever wants to know what these cost wraps them f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -44,6 +45,7 @@ class Outcome(NamedTuple):
 
     loss: float  # the mean over the global batch, before the update
     votes: Votes  # of all workers together
+    shared: bool = True  # false where workers have not talked: the loss is this worker's own, nobody voted
 
 
 class Compute:
@@ -110,6 +112,8 @@ class Setup:
     compute: Compute
     transport: Transport
     sync_batchnorm: bool = False  # statistics over the global batch instead of each worker's share
+    options: Any = None  # the strategy's own, checked
+    epoch: int = 0  # training samples
 
 
 class Worker(Protocol):
@@ -125,8 +129,25 @@ class Worker(Protocol):
         `votes` is asked as late as possible; what it answers travels with what is exchanged anyway.
         """
 
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, `model` is what all workers have learned together; all enter, and nothing is changed."""
+
+    def settle(self) -> None:
+        """The run is over: `model` is now what all have learned together; all of them do this."""
+
     def state(self) -> dict[str, Tensor]:
         """Whole tensors by name, independent of the strategy and the number of workers; all of them ask."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state; all of them do, with the same."""
+
+
+class Agreed:
+    """For workers whose models are the same after every step: what is whole always is."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """It is."""
+        return nullcontext()
+
+    def settle(self) -> None:
+        """It has."""

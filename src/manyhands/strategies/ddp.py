@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
-from manyhands.strategies.base import Outcome, Setup, Votes
+from manyhands.strategies.base import Agreed, Outcome, Setup, Votes
 from manyhands.strategies.notes import Notes
 from manyhands.strategies.same import check_same_model, spread_buffers, trained
 
@@ -30,7 +30,7 @@ _NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadca
 
 
 @final
-class Ddp:
+class Ddp(Agreed):
     """The whole model and the whole optimiser at every worker."""
 
     def __init__(self, setup: Setup) -> None:

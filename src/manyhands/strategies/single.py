@@ -10,11 +10,11 @@ from torch import Tensor
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
-from manyhands.strategies.base import Outcome, Setup, Votes
+from manyhands.strategies.base import Agreed, Outcome, Setup, Votes
 
 
 @final
-class Single:
+class Single(Agreed):
     """Forward and backward a micro-batch at a time, then one update."""
 
     def __init__(self, setup: Setup) -> None:

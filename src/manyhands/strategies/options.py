@@ -1,0 +1,133 @@
+"""The options of each strategy, as plain values: checked before torch is imported (law 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from manyhands import axes
+from manyhands.errors import UsageError, unknown
+from manyhands.strategies import STRATEGIES
+
+Outer = Literal["mean", "nesterov", "elastic"]
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For strategies that have none."""
+
+
+@dataclass(frozen=True)
+class AverageOptions:
+    """How often and how the workers' models become one."""
+
+    every: int | str = 16  # steps between two averages, or `epoch`, or `end`
+    post_local: bool = False  # an average a step until the rate first decays
+    outer: Outer = "mean"
+    outer_lr: float = 0.7  # of nesterov, as in DiLoCo
+    outer_momentum: float = 0.9
+    elasticity: float | None = None  # of elastic: how far a worker and the centre move to each other
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Who serves, how often workers push and pull, and what is done about stale gradients."""
+
+    servers: int = 1
+    push_every: int = 1
+    pull_every: int = 1
+    staleness_aware: bool = False
+    bound: int | None = None  # steps that a worker may be ahead of the slowest
+    backup: int | None = None  # workers whose gradients a synchronous round does not wait for
+
+
+Options = NoOptions | AverageOptions | ServerOptions
+
+
+def none() -> NoOptions:
+    """There is nothing to choose."""
+    return NoOptions()
+
+
+def average(
+    *,
+    every: int | str = 16,
+    post_local: bool = False,
+    outer: Outer = "mean",
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    elasticity: float | None = None,
+) -> AverageOptions:
+    """Local SGD: `every` so many steps, once an epoch or once at the end, the workers' models become one."""
+    whole = isinstance(every, int) and every >= 1
+    fits = whole or every in ("epoch", "end")
+    _must("average", "every", fits, "a whole number of steps, at least 1, or epoch, or end", every)
+    _must("average", "outer_lr", outer_lr > 0, "above 0", outer_lr)
+    _must("average", "outer_momentum", 0 <= outer_momentum < 1, "at least 0 and below 1", outer_momentum)
+    fits = elasticity is None or 0 < elasticity <= 1
+    _must("average", "elasticity", fits, "above 0 and at most 1", elasticity)
+    if elasticity is not None and outer != "elastic":
+        raise UsageError(f"strategy average: elasticity is for outer elastic, and outer is {outer}")
+    return AverageOptions(every, post_local, outer, outer_lr, outer_momentum, elasticity)
+
+
+def server(
+    *,
+    servers: int = 1,
+    push_every: int = 1,
+    pull_every: int = 1,
+    staleness_aware: bool = False,
+    bound: int | None = None,
+    backup: int | None = None,
+) -> ServerOptions:
+    """A parameter server: some ranks hold the parameters, the others push gradients and pull parameters."""
+    for name, value in (("servers", servers), ("push_every", push_every), ("pull_every", pull_every)):
+        _must("server", name, value >= 1, "at least 1", value)
+    _must("server", "bound", bound is None or bound >= 0, "0 or more steps", bound)
+    _must("server", "backup", backup is None or backup >= 0, "0 or more workers", backup)
+    if backup is not None:
+        for name, given in (
+            ("bound", bound is not None),
+            ("push_every above 1", push_every > 1),
+            ("pull_every above 1", pull_every > 1),
+            ("staleness_aware", staleness_aware),
+            ("servers above 1", servers > 1),
+        ):
+            if given:
+                raise UsageError(
+                    f"strategy server: backup makes synchronous rounds, in which {name} has no use"
+                )
+    return ServerOptions(servers, push_every, pull_every, staleness_aware, bound, backup)
+
+
+def parse(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, in its own types."""
+    parsed = axes.parse(f"strategy {strategy}", _builder(strategy), given)
+    every = parsed.get("every")
+    if isinstance(every, str) and every.lstrip("-").isdecimal():  # a number of steps, or a word
+        parsed["every"] = int(every)
+    return parsed
+
+
+def build(strategy: str, given: Mapping[str, Any]) -> Options:
+    """All options of a strategy, or the sentence that says what is wrong with one."""
+    made: Options = _builder(strategy)(**parse(strategy, given))
+    return made
+
+
+def known(strategy: str) -> dict[str, axes.Option]:
+    """The options of a strategy by name."""
+    return axes.options(_builder(strategy))
+
+
+def _builder(strategy: str) -> axes.Builder:
+    if strategy not in STRATEGIES:
+        raise unknown("strategy", strategy, STRATEGIES)
+    builder: axes.Builder = axes.load(STRATEGIES[strategy].options)
+    return builder
+
+
+def _must(strategy: str, name: str, holds: bool, wanted: str, value: Any) -> None:
+    if not holds:
+        raise UsageError(f"strategy {strategy}: {name} must be {wanted}, got {value}")
