@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def test_an_arrow_the_wrong_way_is_seen(tmp_path: Path, module: str, line: str) 
     path.write_text(path.read_text() + f"\n{line}\n")
     done = lint_imports(tmp_path, tmp_path / "src")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 broken" in done.stdout or "2 broken" in done.stdout
+    assert re.search(r"[1-9] broken", done.stdout)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/manyhands")))

@@ -75,7 +75,7 @@ def test_one_rank_speaks() -> None:
         ),
         (
             {"strategy": "allreduce", "workers": 2, "transport": "shm"},
-            "launcher inline runs one worker, but workers is 2: use local",
+            "launcher inline runs one rank, but workers is 2: use local",
         ),
         (
             {"strategy": "allreduce", "workers": 2, "transport": "mpi", "launcher": "local"},

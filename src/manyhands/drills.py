@@ -1,16 +1,37 @@
-"""Scripted faults where a worker reads and computes; those in collectives are a wrapper of the transport."""
+"""Scripted faults and slowness where a worker reads and computes; those in collectives are a wrapper of the transport."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyhands.clock import Clock
 from manyhands.data.base import Batch, Dataset, Request
 from manyhands.faults import Fault
 from manyhands.strategies.base import Compute, Timed
+
+
+class SlowedCompute(Compute):
+    """A straggler: after each forward and backward it rests as long as a slower machine would compute on."""
+
+    def __init__(self, inner: Compute, factor: float) -> None:
+        self._inner, self._more = inner, factor - 1.0
+
+    def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
+        """Slower."""
+        since = time.perf_counter()
+        loss = self._inner.forward(model, batch, weight)
+        time.sleep(self._more * (time.perf_counter() - since))
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Slower."""
+        since = time.perf_counter()
+        self._inner.backward(loss)
+        time.sleep(self._more * (time.perf_counter() - since))
 
 
 class DrilledCompute(Timed):

@@ -2,6 +2,7 @@
 
 MANYHANDS_FAULT=SIGKILL@1:20 manyhands train digits-mlp --workers 2        rank 1, step 20, in a collective
 MANYHANDS_FAULT=hang@0:5:data manyhands train digits-mlp --workers 2       rank 0, step 5, loading data
+MANYHANDS_SLOW=4@1 manyhands train mnist-cnn --workers 2                   rank 1 computes four times slower
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal, NamedTuple, Self, cast
 from manyhands.errors import UsageError
 
 VARIABLE = "MANYHANDS_FAULT"
+SLOW = "MANYHANDS_SLOW"
 Where = Literal["data", "backward", "collective"]
 WHERE: tuple[Where, ...] = ("data", "backward", "collective")
 KINDS = ("raise", "exit", "oom", "hang", "SIGKILL", "SIGSEGV", "SIGILL", "SIGSTOP", "SIGTERM")
@@ -63,6 +65,28 @@ class Fault(NamedTuple):
             _run_out_of_memory()
         os.kill(os.getpid(), signal.Signals[self.kind])
         time.sleep(0.05)  # SIGSTOP and SIGTERM are not deadly at once
+
+
+class Slow(NamedTuple):
+    """A rank that computes so many times slower than it could."""
+
+    factor: float
+    rank: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`FACTOR@RANK`."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)@(\d+)", text)
+        if match is None or float(match[1]) < 1:
+            raise UsageError(f"{SLOW}={text!r} is not FACTOR@RANK with a factor of at least 1, such as 4@1")
+        return cls(float(match[1]), int(match[2]))
+
+
+def slowness(rank: int) -> float:
+    """How many times slower this rank was asked to compute: 1 where nobody asked."""
+    text = os.environ.get(SLOW)
+    slow = Slow.parse(text) if text else None
+    return slow.factor if slow is not None and slow.rank == rank else 1.0
 
 
 def from_environment() -> Fault | None:

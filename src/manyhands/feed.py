@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.clock import Clock
-from manyhands.data.base import Batch
-from manyhands.data.order import Order, Share, in_order
+from manyhands.data.base import Batch, Request
+from manyhands.data.order import Order, Share, in_order, split
 from manyhands.spec import RunSpec
 from manyhands.tasks.base import Task
 from manyhands.transports.base import Transport
@@ -37,6 +38,12 @@ class Feed:
     device: torch.device
     dtype: torch.dtype
     clock: Clock
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def read_so_far(self) -> int:
+        """Samples this worker was fed."""
+        return self.counts["samples"]
 
     def read(self, seen: int) -> Generator[GlobalBatch, None, None]:
         """The global batches from where `seen` samples have been used, without end."""
@@ -45,6 +52,14 @@ class Feed:
             for batch in self.order.batches(seen):
                 parts = islice(stream, len(self.share.of(batch)))
                 yield GlobalBatch(batch.epoch, len(batch.samples), self._timed(parts))
+
+    def piece(self, seen: int, size: int) -> Iterator[Batch]:
+        """A claimed piece of the order, in micro-batches."""
+        request = self.order.samples(seen, size)
+        parts = [Request(request.epoch, part) for part in split(request.samples, self.share.accumulate)]
+        wanted = [part for part in parts if len(part.samples)]
+        with closing(self.task.train.stream(wanted, self.order.seed)) as stream:
+            yield from self._timed(stream)
 
     def horizon(self, spec: RunSpec) -> int:
         """The samples in the epochs of a run."""
@@ -65,20 +80,29 @@ class Feed:
                 if batch is None:
                     return
                 batch = self.prepare(batch)
+                self.counts["samples"] += batch.size
             yield batch
 
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, feed: Feed, transport: Transport) -> tuple[float, float]:
     """The mean score and the mean loss over the test set, every sample once, each worker its part of them."""
-    task, rank, workers = feed.task, transport.rank, transport.size
-    total = len(task.test)
+    task, total = feed.task, len(feed.task.test)
+    share = Share(transport.rank, transport.size)
+    mine = (part for request in in_order(total, task.evaluation_batch) for part in share.of(request))
+    sums = examine(model, feed, mine)
+    score_sum, loss_sum = transport.all_reduce(sums.to(feed.device)).tolist()
+    return score_sum / total, loss_sum / total
+
+
+@torch.inference_mode()
+def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor:
+    """The sums of scores and of losses over some samples of the test set."""
+    task = feed.task
     sums = torch.zeros(2, dtype=torch.float64)
     training = model.training
     model.eval()
-    share = Share(rank, workers)
-    mine = (part for request in in_order(total, task.evaluation_batch) for part in share.of(request))
-    with closing(task.test.stream(mine, seed=0)) as stream:
+    with closing(task.test.stream(requests, seed=0)) as stream:
         for raw in stream:
             batch = feed.prepare(raw)
             outputs: Tensor = model(batch.inputs)
@@ -87,5 +111,4 @@ def evaluate(model: nn.Module, feed: Feed, transport: Transport) -> tuple[float,
             sums += torch.stack([score, loss]).cpu()
             feed.clock.switch(feed.clock.current)  # a long evaluation is no hang
     model.train(training)
-    score_sum, loss_sum = transport.all_reduce(sums.to(feed.device)).tolist()
-    return score_sum / total, loss_sum / total
+    return sums

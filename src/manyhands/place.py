@@ -25,7 +25,7 @@ class Status(NamedTuple):
 NOTE = struct.Struct("<QQ16s24s")  # a status for a board: step, calls of the operation, phase, operation
 
 
-def ignore(message: Any) -> None:
+def ignore(*message: Any) -> None:
     """Whoever does not listen."""
 
 
@@ -33,13 +33,27 @@ class Line(Protocol):
     """From a worker to whoever looks after its gang, and back."""
 
     def exchange(self, value: Any) -> list[Any]:
-        """Everybody's (picklable, small) value by rank; all ranks must come here."""
+        """Everybody's (picklable, small) value by rank; all ranks must come here, who is gone has None."""
 
     def tell(self, message: Any) -> None:
         """Something for the parent to hear, in the order it was told; returns at once."""
 
     def watch(self, status: Callable[[], Status]) -> None:
         """From now on this function (called from another thread) says what the worker is doing."""
+
+    def post(self, name: str, value: Any) -> None:
+        """Leave a (picklable, small) fact for those who join later; the latest by its name counts."""
+
+    def joined(self) -> int:
+        """A worker that joins is ready: from now on exchanges wait for it. How many there were so far."""
+
+    @property
+    def posted(self) -> dict[str, Any]:
+        """What had been posted when this worker joined; nothing for those who were there from the start."""
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The ranks that are known to be gone; those that come in their place are, until they have joined."""
 
     @property
     def board(self) -> memoryview | None:
@@ -55,9 +69,11 @@ class Alone:
 
     stop: int | None = None
     board: memoryview | None = None
+    gone: frozenset[int] = frozenset()
 
     def __init__(self, hear: Callable[[Any], None] = ignore) -> None:
         self._hear = hear
+        self.posted: dict[str, Any] = {}
 
     def exchange(self, value: Any) -> list[Any]:
         """Its own."""
@@ -70,14 +86,22 @@ class Alone:
     def watch(self, status: Callable[[], Status]) -> None:
         """Nobody watches."""
 
+    def post(self, name: str, value: Any) -> None:
+        """Nobody joins."""
+
+    def joined(self) -> int:
+        """It was there from the start."""
+        return 0
+
 
 @dataclass(frozen=True)
 class Place:
-    """One worker's rank in a gang, the host names of all its ranks, and its line."""
+    """One worker's rank in a gang, the host names of all its ranks, its line, and whether it came later."""
 
     rank: int = 0
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     line: Line = field(default_factory=Alone)
+    joining: bool = False  # in the place of one that was lost: the others are at work already
 
     @property
     def size(self) -> int:

@@ -71,7 +71,8 @@ def summary(record: RunRecord) -> list[str]:
     over = words.duration(record.training_seconds)
     return [
         f"{outcome(record)} · {end} at the end · {speed} over {over} · {record.run}",
-        f"where the time went: {words.where_the_time_went(training_phases(record.phases[0]))}",
+        f"where the time went: {words.where_the_time_went(training_phases(record.phases[0]))}"
+        + (f" · staleness {stale:.2f}" if (stale := record.mean_staleness) is not None else ""),
         f"next: manyhands show {record.run}",
     ]
 

@@ -29,6 +29,8 @@ class StepRecord:
     phases: dict[str, float] = field(default_factory=dict)  # seconds in this step
     metric: float | None = None  # where the test set was evaluated after this step
     test_loss: float | None = None
+    worker: int | None = None  # whose update it was, where they make them one by one
+    staleness: int | None = None  # updates by others since this one's worker read the parameters
 
     def to_json(self) -> str:
         """One line. Written out by hand: `asdict` copies deeply and would be half of a step's overhead."""
@@ -43,17 +45,32 @@ class StepRecord:
         }
         if self.metric is not None:
             fields |= {"metric": _number(self.metric), "test_loss": _number(self.test_loss)}
+        if self.worker is not None:
+            fields |= {"worker": self.worker, "staleness": self.staleness}
         return _encode(fields)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
         """Read a line that `to_json` wrote."""
-        return cls(**json.loads(line))
+        fields = json.loads(line)
+        if fields["loss"] is None:  # one worker's, between two averages
+            fields["loss"] = math.nan
+        return cls(**fields)
 
 
 def _number(value: float | None) -> float | None:
     """JSON has no infinity: what is no number is none."""
     return value if value is not None and math.isfinite(value) else None
+
+
+class Share(BaseModel):
+    """One rank's part of the work."""
+
+    model_config = ConfigDict(frozen=True)
+
+    samples: int = 0
+    steps: int = 0
+    dropped: int = 0  # pieces that came too late for their round and were done again
 
 
 class RunRecord(BaseModel):
@@ -88,9 +105,18 @@ class RunRecord(BaseModel):
     phases: list[dict[str, float]]  # seconds by phase, a dict a rank
     traffic: list[dict[str, dict[str, float]]] = []  # calls, bytes and seconds by operation, a dict a rank
     hosts: list[str] = []  # by rank
+    shares: list[Share] = []  # what each rank did, in this sitting
+    staleness: dict[int, int] = {}  # how many updates were that stale, in this sitting
+    lost: list[str] = []  # workers that were lost while the others went on
     peak_memory: int  # bytes, the largest rank
     resumed: int  # how often
     environment: Environment
+
+    @property
+    def mean_staleness(self) -> float | None:
+        """Over all updates, where they have one."""
+        total = sum(self.staleness.values())
+        return sum(stale * count for stale, count in self.staleness.items()) / total if total else None
 
     @property
     def reached(self) -> bool:

@@ -77,7 +77,7 @@ def make_recipe(spec: RunSpec, task: Task) -> Recipe:
 def _without_momentum(
     known: dict[str, axes.Option], own: dict[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The task's numbers without momentum: its rate was found with it, and lr / (1 - momentum) moves as far."""
+    """The task's numbers without momentum: a rate found with it moves as far as lr / (1 - momentum)."""
     momentum = own.get("momentum", known["momentum"].default)
     plain = {**own, "momentum": 0.0}
     if "nesterov" in known:

@@ -150,6 +150,7 @@ def check(spec: RunSpec) -> None:
             raise unknown(what, name, axis)
     options.build(spec.strategy, spec.strategy_options)
     faults.from_environment()
+    faults.slowness(0)
     check_arrangement(spec)
 
 
@@ -226,7 +227,7 @@ def _carry_out(
             folder.write_spec(spec)
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
-        threads = spec.threads or max(1, environment.cores() // spec.workers)
+        threads = spec.threads or max(1, environment.cores() // spec.ranks)
         job = Job(spec, folder.path, resume, accept, one_worker=history.one_worker(RUNS, spec, threads))
         return _with_restarts(spec, launcher, folder, job, observers, notice)
 
@@ -247,7 +248,7 @@ def _with_restarts(
         for observer in observers:
             getattr(observer, event)(what)
 
-    care = Care(hear, notice, logs=folder.path / "logs", timeout=spec.timeout)
+    care = Care(hear, notice, folder.path / "logs", spec.timeout, *_losses(spec))
     for attempt in itertools.count():
         try:
             records: list[RunRecord] = launcher.launch(
@@ -261,6 +262,19 @@ def _with_restarts(
                 f"{error}\nstarting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
             )
     raise AssertionError
+
+
+def _losses(spec: RunSpec) -> tuple[frozenset[int], int, int]:
+    """Who may be lost while the others go on, how many of these must remain, how many are replaced.
+
+    Rank 0 keeps the books and servers hold what is learned: without them there is no going on. Messages to
+    one that is gone do not come back, so only ranks that meet in memory can do without each other.
+    """
+    if spec.strict or not STRATEGIES[spec.strategy].free or spec.transport != "shm":
+        return frozenset(), 1, 0
+    essential = max(1, spec.servers)
+    spare = frozenset(range(essential, spec.ranks))
+    return spare, 1 if spec.servers else 0, spec.restarts
 
 
 def _follow(spec: RunSpec, launcher: Launcher) -> RunRecord:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,14 @@ from manyhands.allocator import kept_memory
 from manyhands.checkpoint import random_state, restore_random_state
 from manyhands.clock import Clock
 from manyhands.data.order import Order, Share, key
-from manyhands.drills import DrilledCompute, DrilledDataset
+from manyhands.drills import DrilledCompute, DrilledDataset, SlowedCompute
 from manyhands.feed import Feed
 from manyhands.place import NOTE, Place, Status
 from manyhands.resolve import choose_device, make_recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
-from manyhands.strategies.base import Compute, Setup, Timed, Worker
+from manyhands.strategies.base import Compute, Setup, Timed
+from manyhands.strategies.free import Work
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
 from manyhands.trainer import Position
@@ -40,6 +42,7 @@ class Station:
     def __init__(self, place: Place, spec: RunSpec, *, drill: bool = False) -> None:
         self.place, self.spec, self.position = place, spec, Position()
         self.begun = False  # whether steps are made
+        self._steps = 0
         self.device = choose_device(spec.device, place.local_rank)
         dtype: torch.dtype = getattr(torch, spec.dtype)
         self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
@@ -50,9 +53,10 @@ class Station:
         assert spec.batch is not None
         order = Order(len(self.task.train), spec.batch, spec.seed)
         share = Share(place.rank, place.size, spec.accumulate)
+        self.free = STRATEGIES[spec.strategy].free
         self.feed = Feed(self.task, order, share, self.device, dtype, self.clock)
         self.horizon = self.feed.horizon(spec)
-        self.schedule = self.recipe.schedule(spec.batch, order.n, self.horizon)
+        self.schedule = self.recipe.schedule(self.update, order.n, self.horizon)
         self.traffic = Counting(self._connect(), self.clock)
         self.transport: Transport = self.traffic
         try:
@@ -62,9 +66,23 @@ class Station:
             raise
 
     @property
+    def update(self) -> int:
+        """Samples of one update, which decide its rate: the batch, or the piece that a worker claims."""
+        spec = self.spec
+        assert spec.batch is not None
+        backup = spec.strategy_options.get("backup")
+        if backup is not None:  # of a round that waits for all but the slowest
+            return max(1, spec.batch * (spec.workers - int(backup)) // spec.workers)
+        return max(1, spec.batch // spec.workers) if self.free else spec.batch
+
+    @property
     def step(self) -> int:
-        """Steps made so far."""
-        return self.position.step
+        """Steps made so far: of the run, or of this worker where each goes at its own pace."""
+        return self._steps if self.free else self.position.step
+
+    def count(self) -> None:
+        """This worker has made a step at its own pace."""
+        self._steps += 1
 
     def begin(self) -> None:
         """From now on steps are made, and who stands still is stuck."""
@@ -82,7 +100,7 @@ class Station:
         """Leave where it is found even if this process is killed: step, phase, and what it waits in."""
         phase = self.clock.current
         operation, calls = self.traffic.under_way if phase in _EXCHANGING else ("", 0)
-        NOTE.pack_into(board, 0, self.position.step, calls, phase.encode(), operation.encode())
+        NOTE.pack_into(board, 0, self.step, calls, phase.encode(), operation.encode())
 
     def close(self) -> None:
         """Give back what the transport holds."""
@@ -94,7 +112,7 @@ class Station:
         transport = connect(spec.transport, self.place, device=self.device, **patience)
         return transport if fault is None else Faulty(transport, fault, lambda: self.step)
 
-    def _worker(self, dtype: torch.dtype) -> Worker:
+    def _worker(self, dtype: torch.dtype) -> Any:
         """The strategy's worker around a model that is the same for the same seed, wherever it is built."""
         seed(self.spec.seed)
         model = self.task.model().to(self.device, dtype)
@@ -110,12 +128,15 @@ class Station:
             spec.sync_batchnorm,
             options.build(spec.strategy, spec.strategy_options),
             len(self.task.train),
+            Work(self.feed.order, spec.workers, len(self.task.test), self.task.evaluation_batch),
+            self.place.joining,
         )
-        worker: Worker = strategy(setup)
-        return worker
+        return strategy(setup)
 
     def _compute(self) -> Compute:
         compute = Compute(self.task.loss)
+        if (factor := faults.slowness(self.place.rank)) > 1.0:
+            compute = SlowedCompute(compute, factor)
         if self._fault is None:
             return Timed(compute, self.clock)
         return DrilledCompute(compute, self.clock, self._due("backward"), self._fault)

@@ -33,54 +33,23 @@ class Position:
     resumed: int = 0
 
 
-@dataclass
-class Trainer:
-    """Everything one worker needs, already built. The spec is resolved: nothing in it is left to the task.
-
-    What depends on a clock or a signal is voted on, so that all workers do the same thing after the same
-    step; everything else follows from numbers that all of them have.
-    """
+@dataclass(kw_only=True)
+class Course:
+    """What every loop needs to know where it is and when it ends; the spec has nothing left to the task."""
 
     spec: RunSpec
-    worker: Worker
-    transport: Transport
     schedule: Callable[[int], float]  # samples seen -> learning rate
     feed: Feed
     clock: Clock
     observers: list[Observer]
     save: Callable[[Position], None]
     asked_to_stop: Callable[[], bool]
+    leads: bool  # rank 0's clock is everybody's
     _saved: float = field(default=0.0, init=False)
-
-    def run(self, here: Position) -> Ending:
-        """Train from here until something ends it, and say what."""
-        self._saved = self.clock.seconds
-        ending = self.ending(here, Votes())
-        with closing(self.feed.read(here.samples)) as reader:
-            while ending is None:
-                batch = next(reader)
-                lr = self.schedule(here.samples)
-                here.loss, votes, shared = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
-                here.step, here.samples = here.step + 1, here.samples + batch.size
-                if shared and not math.isfinite(here.loss):
-                    raise diverged(here, lr)
-                ending = self.ending(here, votes)
-                test_loss = None
-                if ending == "finished" or self.milestone(here.samples, batch.size):
-                    test_loss = self.evaluate(here)
-                    ending = ending or self.ending(here, votes)
-                if ending in ("finished", "target"):
-                    self.worker.settle()
-                self.tell(here, batch.epoch, lr, test_loss)
-                if ending is not None or votes.save:
-                    with self.clock.phase("checkpoint"):
-                        self.save(here)
-                    self._saved = self.clock.seconds
-        return ending
 
     def votes(self) -> Votes:
         """What this worker would like; rank 0's clock is everybody's."""
-        clock, spec, leads = self.clock, self.spec, self.transport.rank == 0
+        clock, spec, leads = self.clock, self.spec, self.leads
         return Votes(
             stop=self.asked_to_stop(),
             over=leads and spec.seconds is not None and clock.training_seconds >= spec.seconds,
@@ -102,23 +71,36 @@ class Trainer:
 
     def milestone(self, samples: int, size: int) -> bool:
         """Whether the last `size` samples crossed a multiple of `evaluate_every` epochs."""
-        interval = max(1, round(self.spec.evaluate_every * self.feed.order.n))
-        return samples // interval > (samples - size) // interval
+        return samples // self.interval > (samples - size) // self.interval
 
-    def evaluate(self, here: Position) -> float:
-        """Note the metric on the whole test set, and whether it reaches the target; return the test loss."""
+    @property
+    def interval(self) -> int:
+        """Samples between two evaluations."""
+        return max(1, round(self.spec.evaluate_every * self.feed.order.n))
+
+    def saved(self) -> None:
+        """The time to the next checkpoint begins now."""
+        self._saved = self.clock.seconds
+
+    def judge(self, here: Position, score: float, seconds: float) -> None:
+        """Note a metric that was reached after so much training time."""
         metric, target = self.feed.task.metric, self.spec.target
         assert target is not None
-        seconds = self.clock.training_seconds
-        with self.clock.phase("evaluation"), self.worker.whole():
-            here.metric, loss = evaluate(self.worker.model, self.feed, self.transport)
+        here.metric = score
         if here.best_metric is None or metric.reached(here.metric, here.best_metric):
             here.best_metric = here.metric
         if here.target_samples is None and metric.reached(here.metric, target):
             here.target_samples, here.target_seconds = here.samples, seconds
-        return loss
 
-    def tell(self, here: Position, epoch: int, lr: float, test_loss: float | None) -> None:
+    def tell(
+        self,
+        here: Position,
+        epoch: int,
+        lr: float,
+        test_loss: float | None,
+        worker: int | None = None,
+        staleness: int | None = None,
+    ) -> None:
         """Tell everyone who follows the run about the step that was just made."""
         if not self.observers:
             return
@@ -132,9 +114,60 @@ class Trainer:
             phases=self.clock.lap(),
             metric=None if test_loss is None else here.metric,
             test_loss=test_loss,
+            worker=worker,
+            staleness=staleness,
         )
         for observer in self.observers:
             observer.stepped(record)
+
+
+@dataclass(kw_only=True)
+class Trainer(Course):
+    """The loop of workers that step together.
+
+    What depends on a clock or a signal is voted on, so that all workers do the same thing after the same
+    step; everything else follows from numbers that all of them have.
+    """
+
+    worker: Worker
+    transport: Transport
+
+    def run(self, here: Position) -> Ending:
+        """Train from here until something ends it, and say what."""
+        self.saved()
+        ending = self.ending(here, Votes())
+        with closing(self.feed.read(here.samples)) as reader:
+            while ending is None:
+                batch = next(reader)
+                lr = self.schedule(here.samples)
+                here.loss, votes, shared = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
+                here.step, here.samples = here.step + 1, here.samples + batch.size
+                if shared and not math.isfinite(here.loss):
+                    raise diverged(here, lr)
+                ending = self.ending(here, votes)
+                test_loss = None
+                if ending == "finished" or self.milestone(here.samples, batch.size):
+                    test_loss = self.evaluate(here)
+                    if not (shared or math.isfinite(test_loss)):  # of this loss all workers know
+                        here.loss = test_loss
+                        raise diverged(here, lr)
+                    ending = ending or self.ending(here, votes)
+                if ending in ("finished", "target"):
+                    self.worker.settle()
+                self.tell(here, batch.epoch, lr, test_loss)
+                if ending is not None or votes.save:
+                    with self.clock.phase("checkpoint"):
+                        self.save(here)
+                    self.saved()
+        return ending
+
+    def evaluate(self, here: Position) -> float:
+        """Note the metric on the whole test set, and whether it reaches the target; return the test loss."""
+        seconds = self.clock.training_seconds
+        with self.clock.phase("evaluation"), self.worker.whole():
+            score, loss = evaluate(self.worker.model, self.feed, self.transport)
+        self.judge(here, score, seconds)
+        return loss
 
 
 def diverged(here: Position, lr: float) -> DivergedError:

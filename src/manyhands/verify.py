@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyhands import axes
+from manyhands.errors import UsageError
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
 from manyhands.resolve import resolve
 from manyhands.run import check
 from manyhands.spec import RunSpec
+from manyhands.strategies import STRATEGIES, options
 
 if TYPE_CHECKING:
     from manyhands.rehearsal import Rehearsal
@@ -78,6 +80,7 @@ class Verdict(NamedTuple):
 def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verdict:
     """Train some steps twice in each precision and compare where they led."""
     check(spec)
+    _comparable(spec)
     spec = resolve(spec)
     comparisons: list[Comparison] = []
     reasons: dict[str, None] = {}
@@ -91,6 +94,28 @@ def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verdict:
         reasons |= dict.fromkeys(_reasons(spec, ours, skipped))
         comparisons.append(_compare(dtype, tolerance, reference, theirs, ours, skipped))
     return Verdict(spec, steps, comparisons, list(reasons))
+
+
+def _comparable(spec: RunSpec) -> None:
+    """Refuse what is not meant to be equal."""
+    if STRATEGIES[spec.strategy].free:
+        raise UsageError(
+            f"strategy {spec.strategy} is not single: its workers go at their own pace, and no two runs are "
+            "alike; verify compares strategies that step together (allreduce, average with every 1)"
+        )
+    chosen = options.build(spec.strategy, spec.strategy_options)
+    if not isinstance(chosen, options.AverageOptions):
+        return
+    if chosen.outer != "mean":
+        raise UsageError(
+            f"average with outer {chosen.outer} is not single: workers do not go on with their mean; verify "
+            "it with --set strategy.outer=mean --set strategy.every=1"
+        )
+    if chosen.every != 1 and spec.workers > 1:
+        raise UsageError(
+            f"average with every {chosen.every} is not single: workers go apart between averages; verify it "
+            "with --set strategy.every=1"
+        )
 
 
 def _rehearse(spec: RunSpec, steps: int) -> Rehearsal:
@@ -139,7 +164,8 @@ def _compare(
     dtype: str, tolerance: float, reference: RunSpec, theirs: Rehearsal, ours: Rehearsal, skipped: set[str]
 ) -> Comparison:
     names = [name for name in theirs.state if name not in skipped]
-    if missing := theirs.state.keys() ^ ours.state.keys():
+    learned = {name for name in ours.state if name.startswith(("model/", "optimizer/"))}  # not its own notes
+    if missing := theirs.state.keys() ^ learned:
         raise AssertionError(f"the strategies keep different tensors: {sorted(missing)}")
     differences = {name: _difference(theirs.state[name], ours.state[name]) for name in names}
     losses = max(abs(a - b) / max(1.0, abs(a)) for a, b in zip(theirs.losses, ours.losses, strict=True))

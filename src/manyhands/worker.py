@@ -11,7 +11,7 @@ import math
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from torch import Tensor
@@ -23,11 +23,13 @@ from manyhands.data.order import key
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError
 from manyhands.files import write_atomically
 from manyhands.folder import Journal, RunFolder
+from manyhands.free_trainer import FreeTrainer
 from manyhands.place import Line, Place
-from manyhands.record import Observer, OneWorker, RunRecord, Start, Status, StepRecord
+from manyhands.record import Observer, OneWorker, RunRecord, Share, Start, Status, StepRecord
 from manyhands.spec import RunSpec
 from manyhands.station import Station, own_state, seed, threads_of
 from manyhands.stopping import Stop
+from manyhands.strategies import STRATEGIES
 from manyhands.trainer import Position, Trainer
 
 
@@ -82,6 +84,7 @@ class Report(NamedTuple):
     phases: dict[str, float]
     peak_memory: int
     traffic: dict[str, dict[str, float]]
+    share: Share
 
 
 class Session:
@@ -95,7 +98,7 @@ class Session:
         self.observers: list[Observer] = [self.journal, Relay(place.line)] if self.leads else []
         self.checkpoints = Checkpoints(self.folder.checkpoints, spec.id, spec.keep)
         self.stop = stop
-        station = self.station = Station(place, spec, drill=job.attempt == 0)
+        station = self.station = Station(place, spec, drill=job.attempt == 0 and not place.joining)
         self.environment = environment.describe(threads, str(station.device))
         self.clock, self.task, self.recipe, self.feed = (
             station.clock,
@@ -103,16 +106,21 @@ class Session:
             station.recipe,
             station.feed,
         )
-        self.trainer = Trainer(
-            spec,
-            station.worker,
-            station.transport,
-            station.schedule,
-            station.feed,
-            station.clock,
-            self.observers,
-            self._save,
-            lambda: self._signal is not None,
+        course: dict[str, Any] = {
+            "spec": spec,
+            "schedule": station.schedule,
+            "feed": station.feed,
+            "clock": station.clock,
+            "observers": self.observers,
+            "save": self._save,
+            "asked_to_stop": lambda: self._signal is not None,
+            "leads": self.leads,
+            "worker": station.worker,
+        }
+        self.trainer: Trainer | FreeTrainer = (
+            FreeTrainer(**course, gone=lambda: place.line.gone, count=station.count)
+            if station.free
+            else Trainer(**course, transport=station.transport)
         )
         self.here = self._position()
 
@@ -132,6 +140,15 @@ class Session:
         start = self._start()
         for observer in self.observers:
             observer.started(start)
+        if self.spec.workers > 1 and self.recipe.momentum and not STRATEGIES[self.spec.strategy].momentum:
+            self._say(
+                f"momentum {self.recipe.momentum:g} with {self.spec.strategy}: each worker repeats gradients of "
+                "its own past, which the others have acted upon since, and asynchrony acts like momentum by "
+                "itself; where the loss does not fall, leave it out"
+            )
+        if self.place.joining:
+            self.place.line.joined()
+            self.place.line.tell(("notice", f"worker {self.place.rank} has joined"))
         self.station.begin()
         self.clock.start(self.clock.totals)  # what was built and opened until here is not training
         try:
@@ -161,6 +178,9 @@ class Session:
     def _position(self) -> Position:
         """Where to begin: at zero, or at the last good checkpoint."""
         job = self.job
+        if self.place.joining:  # the others know where they are
+            self.clock.start()
+            return self.station.position
         saved = self.checkpoints.latest(self._say, job.accept) if job.resume else None
         if saved is None:
             if job.resume:
@@ -192,7 +212,8 @@ class Session:
     def _save(self, here: Position) -> None:
         self.journal.flush()
         state = self.station.worker.state()  # all ranks put it together, rank 0 writes it
-        randoms = self.place.line.exchange(random_state())
+        # where each goes at its own pace no two runs are alike, and only rank 0 is here
+        randoms = [random_state()] if self.station.free else self.place.line.exchange(random_state())
         if not self.leads:
             return
         tensors = {
@@ -256,16 +277,19 @@ class Session:
 
     def _recipe_line(self) -> str:
         assert self.spec.batch is not None
-        return self.recipe.describe(self.spec.batch, self.feed.order.n, self.station.horizon)
+        return self.recipe.describe(self.station.update, self.feed.order.n, self.station.horizon)
 
     def _finish(self, status: Status, message: str | None = None) -> RunRecord | None:
         """Write the record and tell everyone; None at all ranks but 0, which only report to it."""
         spec, here, start = self.spec, self.here, self._start()
         traffic = {name: asdict(each) for name, each in self.station.traffic.traffic.items()}
-        mine = Report(self.clock.stopped(), environment.peak_memory(), traffic)
-        reports: list[Report] = self.place.line.exchange(mine)
+        share = Share(samples=self.feed.read_so_far, steps=here.step)
+        mine = Report(self.clock.stopped(), environment.peak_memory(), traffic, share)
+        reports: list[Report | None] = self.place.line.exchange(mine)
         if not self.leads:
             return None
+        known = [report for report in reports if report is not None]
+        keeper = self.trainer.keeper if isinstance(self.trainer, FreeTrainer) else None
         seconds, training = sum(mine.phases.values()), sum(training_phases(mine.phases).values())
         record = RunRecord(
             id=spec.id,
@@ -292,10 +316,13 @@ class Session:
             target=start.target,
             target_samples=here.target_samples,
             target_seconds=here.target_seconds,
-            phases=[report.phases for report in reports],
-            traffic=[report.traffic for report in reports],
+            phases=[report.phases if report else {} for report in reports],
+            traffic=[report.traffic if report else {} for report in reports],
             hosts=list(self.place.hosts),
-            peak_memory=max(report.peak_memory for report in reports),
+            shares=keeper.shares if keeper else [report.share for report in known],
+            staleness=dict(sorted(keeper.staleness.items())) if keeper else {},
+            lost=keeper.lost if keeper else [],
+            peak_memory=max(report.peak_memory for report in known),
             resumed=here.resumed,
             environment=self.environment,
         )

@@ -10,7 +10,16 @@ from manyhands.errors import ManyhandsError
 from manyhands.launchers.base import Care
 from manyhands.launchers.env import Env
 from manyhands.place import Place
-from manyhands.testing.deeds import add_rank, chat, fail, hang_in_data, leave, misuse, square
+from manyhands.testing.deeds import (
+    add_rank,
+    chat,
+    fail,
+    hang_in_data,
+    leave,
+    lose_the_last,
+    misuse,
+    square,
+)
 
 
 def mine(place: Place, number: int) -> tuple[str, int, int]:
@@ -34,6 +43,11 @@ def act(launcher: Env, what: str, size: int) -> object:
         with launcher.executor(size) as executor:
             squares = list(executor.map(square, range(6))) if launcher.leads else []
         return {"squares": squares, "then": launcher.launch(add_rank, size, 1)}
+    if what.startswith("lose "):
+        lost: list[str] = []
+        care = Care(spare=frozenset({1, 2}), replacements=3, lost=lambda rank, text: lost.append(text))
+        first = launcher.launch(lose_the_last, size, what.removeprefix("lose "), care=care)
+        return {"during": [one and one["during"] for one in first], "lost": lost}
     functions = {"fail": fail, "misuse": misuse, "hang": hang_in_data, "leader": kill_the_leader}
     if what in functions:
         arguments = (1,) if what == "fail" else ()

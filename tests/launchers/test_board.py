@@ -39,6 +39,18 @@ def test_a_phase_without_an_operation() -> None:
     assert board.read(0) == Status(7, "backward", "")
 
 
+def test_who_comes_in_anothers_place_finds_nothing_of_it() -> None:
+    board = Board(3)
+    for rank in range(3):
+        mine = slot(board.address, rank)
+        assert mine is not None
+        NOTE.pack_into(mine, 0, rank, 0, b"forward", b"")
+    board.wipe(1)
+    assert [board.read(rank) for rank in range(3)] == [Status(0, "forward"), None, Status(2, "forward")]
+    board.close()
+    board.wipe(1)
+
+
 def test_nobody_writes_on_a_strangers_page() -> None:
     """The path of a descriptor means something else on another host."""
     board = Board(1)

@@ -108,6 +108,23 @@ def test_a_hang_ends_all() -> None:
     assert done.err[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("how", "deed"),
+    [("raise", "raised ValueError: rank 2 fails on purpose"), ("SIGKILL", r"was lost \(.*\)")],
+)
+def test_one_that_is_spare_may_be_lost(how: str, deed: str) -> None:
+    """As far as the starter allows; one that raised is there to the end and gets the results, too."""
+    done = start(f"lose {how}", 3)
+    assert done.codes == [0, 0, -signal.SIGKILL if how == "SIGKILL" else 0]
+    values = [json.loads(out) for out in done.out if out]
+    assert [one["during"] for one in values] == [[[0, 1, None], [0, 1, None], None]] * len(values)
+    assert len(values) == 3 - (how == "SIGKILL")
+    (sentence,) = values[0]["lost"]
+    assert re.fullmatch(
+        rf"worker 2 of 3 \(host \S+, pid \d+\) {deed} at step 120, in backward; the others go on", sentence
+    )
+
+
 def test_when_the_leader_dies_rank_1_speaks() -> None:
     done = start("leader", 3)
     assert done.codes == [-signal.SIGKILL, 1, 1]

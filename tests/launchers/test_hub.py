@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from manyhands.launchers.calls import Answer, perform
 from manyhands.launchers.hub import Event, Hub
 from manyhands.launchers.link import Call, Link, is_waiting
 from manyhands.launchers.wire import StrangerError, Wire, connect
-from manyhands.place import Status
+from manyhands.place import Status, ignore
 
 KEY = b"k" * 32
 
@@ -216,6 +217,118 @@ def test_a_forked_child_does_not_hold_the_line(hub: Hub) -> None:
     poll_until(hub, lambda seen: any(event.kind == "lost" for event in seen))
     assert time.monotonic() - begun < 2
     os.waitpid(worker, 0)
+
+
+def called(hub: Hub, size: int) -> list[Link]:
+    """So many workers, all of them at work."""
+    hub.begin(size)
+    links = [link_to(hub, rank, ending=ignore) for rank in range(size)]
+    poll_until(hub, lambda seen: len(hub.ranks) == size)
+    hub.send_all("call", 1, ("here",) * size, b"")
+    poll_until(hub, lambda seen: not any(link.orders.empty() for link in links))
+    assert [link.next_call() for link in links] == [Call(1, ("here",) * size, b"")] * size
+    return links
+
+
+class Later:
+    """A call in a thread, such as an exchange, which waits for others."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self._values: list[Any] = []
+        in_thread(lambda: self._values.append(call(*arguments)))
+
+    def is_done(self, seen: object = None) -> bool:
+        return bool(self._values)
+
+    @property
+    def value(self) -> Any:
+        return self._values[0]
+
+
+def test_an_exchange_goes_on_without_one_that_is_gone(hub: Hub) -> None:
+    """Whether it had come or not: nobody gets anything of it, and everybody knows by then that it is gone."""
+    links = called(hub, 4)
+    waiting = [Later(links[rank].exchange, rank) for rank in (0, 2, 3)]
+    poll_until(hub, lambda seen: len(hub._exchanges.get((1, 1), {})) == 3)
+    hub.excuse(3)
+    assert not waiting[0].is_done()
+    hub.excuse(1)
+    poll_until(hub, lambda seen: all(one.is_done() for one in waiting))
+    assert [one.value for one in waiting] == [[0, None, 2, None]] * 3
+    assert links[0].gone == links[2].gone == {1, 3}
+    again = [Later(links[rank].exchange, 10 * rank) for rank in (0, 2)]
+    poll_until(hub, lambda seen: all(one.is_done() for one in again))
+    assert [one.value for one in again] == [[0, None, 20, None]] * 2
+    hub.begin(4)
+    assert hub.gone == frozenset()
+
+
+def test_one_that_joins_comes_to_the_exchange_that_is_going_on(hub: Hub) -> None:
+    links = called(hub, 3)
+    links[2].post("address", ("here", 1))
+    links[2].post("life", 1)
+    poll_until(hub, lambda seen: len(hub.posted) == 2)
+    links[1].post("life", 2)  # the latest counts
+    poll_until(hub, lambda seen: hub.posted["life"] == pickle.dumps(2, pickle.HIGHEST_PROTOCOL))
+    hub.cut(2)
+    hub.excuse(2)
+    hub.excuse(2)
+    for _ in range(3):
+        pair = [Later(link.exchange, "x") for link in links[:2]]
+        poll_until(hub, lambda seen, pair=pair: all(one.is_done() for one in pair))  # type: ignore[misc]
+    new = link_to(hub, 2, ending=ignore)
+    poll_until(hub, lambda seen: hub.ranks == {0, 1, 2})
+    hub.send(2, "call", 1, ("here",) * 3, b"", None, hub.gone | {0}, hub.posted)
+    poll_until(hub, lambda seen: not new.orders.empty())
+    call = new.next_call()
+    assert isinstance(call, Call)
+    assert call.joining
+    assert new.posted == {"address": ("here", 1), "life": 2}
+    assert new.gone == {0}  # never itself
+    with pytest.raises(AssertionError, match="says `joined` before its first exchange"):
+        new.exchange(None)
+    early = Later(links[0].exchange, 0)
+    poll_until(hub, lambda seen: bool(hub._exchanges))
+    joining = Later(new.joined)
+    events = poll_until(hub, lambda seen: any(event.kind == "joined" for event in seen))
+    assert Event(2, "joined", (1,)) in events
+    hub.admit(2)
+    poll_until(hub, joining.is_done)
+    assert joining.value == new.joined() == 3
+    late = Later(links[1].exchange, 1)
+    poll_until(hub, lambda seen: len(hub._exchanges[1, 4]) == 2)
+    assert not early.is_done()
+    mine = Later(new.exchange, 2)
+    poll_until(hub, lambda seen: all(one.is_done() for one in (early, late, mine)))
+    assert early.value == late.value == mine.value == [0, 1, 2]
+    assert links[0].gone == links[1].gone == new.gone == frozenset()
+    assert (links[0].posted, links[0].joined()) == ({}, 4)  # it was there from the start
+
+
+def test_nobody_waits_for_those_who_have_returned(hub: Hub) -> None:
+    """One that joined when the others had exchanged for the last time would stand there for ever."""
+    links = called(hub, 3)
+    pair = [Later(link.exchange, "x") for link in links[1:]]
+    poll_until(hub, lambda seen: len(hub._exchanges.get((1, 1), {})) == 2)
+    hub.retire(0)
+    poll_until(hub, lambda seen: all(one.is_done() for one in pair))
+    assert [one.value for one in pair] == [[None, "x", "x"]] * 2
+    hub.retire(1)
+    alone = Later(links[2].exchange, "y")
+    poll_until(hub, alone.is_done)
+    assert alone.value == [None, None, "y"]
+    assert links[2].gone == frozenset()  # they are not
+
+
+def test_what_is_posted_comes_after_what_was_told(hub: Hub) -> None:
+    (link,) = called(hub, 1)
+    for number in range(100):
+        link.tell(number)
+    link.post("all", 100)
+    told: list[Event] = []
+    while not hub.posted:
+        told += hub.poll(0.05)
+    assert sum(len(event.content[2]) for event in told if event.kind == "news") == 100
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,32 @@ def test_a_given_timeout_replaces_all_of_it() -> None:
     assert patience.is_over(2.6)
 
 
+def test_who_waited_for_one_that_is_gone_is_forgiven() -> None:
+    """And what it waited says nothing about how long a step takes."""
+    patience = Patience()
+    steps(patience, [0, 0.1, 0.2])
+    patience.observe(0, Status(2, "forward", "", 2), 11)
+    patience.observe(1, Status(2, "wait", "", 2), 11)
+    assert patience.is_over(11.5)
+    patience.release(0)
+    patience.forgive(11.5)
+    assert not patience.is_over(20)
+    patience.observe(1, Status(3, "forward", "", 4), 11.6)
+    assert patience.deadline() == 10
+
+
+def test_one_that_joins_has_time_to_start() -> None:
+    patience = Patience()
+    steps(patience, [0, 0.1, 0.2])
+    for now in range(1, 200):
+        patience.observe(0, Status(now, "forward", "", now), now)
+        patience.observe(1, Status(2, "forward", "", now), now)
+        patience.observe(2, Status(0, "starting", "", 0), now)
+        assert not patience.is_over(now)
+    patience.observe(2, Status(2, "forward", "", 1), 200)
+    assert patience.deadline() == 20 * 1.0  # the others' pauses, not its own start
+
+
 def test_the_observer_may_sleep() -> None:
     patience = Patience(1.0)
     patience.observe(0, Status(0, "data", "", 0), 0)

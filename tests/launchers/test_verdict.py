@@ -130,6 +130,75 @@ def test_the_first_cause(everyone: list[Known], rank: int) -> None:
     assert verdict.first_cause(everyone).rank == rank
 
 
+WORKER_2 = "worker 2 of 3 (host gpu-2, pid 4244)"
+BACKWARD = Status(120, "backward", "", 3)
+
+
+@pytest.mark.parametrize(
+    ("about", "arguments", "sentence"),
+    [
+        (
+            {"status": BACKWARD, "ending": KILLED},
+            (),
+            "was killed by signal 9 (SIGKILL, often: out of memory) at step 120, in backward; "
+            "the others go on",
+        ),
+        (
+            {"status": BACKWARD, "ending": Ending("exit", 3)},
+            (None, (1, 2)),
+            "ended with exit code 3 at step 120, in backward; a new one takes its place (1 of 2)",
+        ),
+        (
+            {"joins": True, "began": False, "ending": Ending("exit", 70)},
+            (None, (2, 2)),
+            "ended with exit code 70 before it began; a new one takes its place (2 of 2)",
+        ),
+        (
+            {"status": BACKWARD, "still": 12.0, "silent": 12.4, "stopped": True},
+            ("silent",),
+            "has been stopped (SIGSTOP) for 12 s at step 120, in backward; "
+            "it was killed and the others go on",
+        ),
+        (
+            {"status": BACKWARD, "still": 12.0, "silent": 12.4},
+            ("silent", (1, 1)),
+            "has not answered for 12 s at step 120, in backward; "
+            "it was killed and a new one takes its place (1 of 1)",
+        ),
+    ],
+)
+def test_the_sentence_about_a_loss(about: dict[str, Any], arguments: tuple[Any, ...], sentence: str) -> None:
+    assert verdict.loss(known(2, **about), 3, *arguments) == (f"{WORKER_2} {sentence}", [])
+
+
+def test_what_is_left_of_one_that_was_lost() -> None:
+    """The end of its traceback, its words, or where it stood."""
+    log = Path("runs/x/rank-2.log")
+    sentence, details = verdict.loss(known(2, status=BACKWARD, failure=BAD, log=log), 3)
+    assert sentence == f"{WORKER_2} raised ValueError: bad thing at step 120, in backward; the others go on"
+    assert details[-2:] == ["  ValueError: bad thing", "the whole traceback is in runs/x/rank-2.log"]
+    assert len(details) == verdict.TRACE_LINES + 1
+    assert verdict.loss(known(2, ending=KILLED, log=log), 3).details == []
+    assert verdict.loss(known(2, ending=KILLED, log=log, wrote=True), 3).details == [
+        "what it wrote is in runs/x/rank-2.log"
+    ]
+    sentence, details = verdict.loss(known(2, status=BACKWARD, still=12.0, position=ASTRAY), 3, "busy")
+    assert sentence == (
+        f"{WORKER_2} has been hanging for 12 s at step 120, in backward; it was killed and the others go on"
+    )
+    assert details == ["it was here:", '    File "faults.py", line 9, in strike', "      sleep()"]
+
+
+def test_who_was_lost_before_is_not_among_the_others() -> None:
+    everyone = [known(rank, status=BARRIER) for rank in range(4)]
+    everyone[3].lost = True
+    everyone[1] = known(1, status=BACKWARD, ending=KILLED, bad_at=1.0)
+    assert verdict.failed(everyone[1], everyone, 1.3).splitlines()[-1] == (
+        "workers 0, 2 were waiting in barrier 2,408; they were stopped after 1.3 s; "
+        "worker 3 had been lost before"
+    )
+
+
 def waiting(rank: int, **about: Any) -> Known:
     settings = {"status": BARRIER, "still": 12.0, "position": WAITS, **about}
     return known(rank, **settings)
@@ -157,6 +226,8 @@ def waiting(rank: int, **about: Any) -> Known:
             Blame((1,), "astray"),
         ),
         ([waiting(0, returned=True, position=None), waiting(1)], Blame((), "nobody")),
+        # who was lost keeps nobody waiting
+        ([waiting(0, lost=True, position=None), waiting(1, position=ASTRAY)], Blame((1,), "astray")),
         # who never said anything cannot be judged
         ([known(0), waiting(1)], Blame((), "nobody")),
     ],

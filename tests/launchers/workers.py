@@ -10,6 +10,7 @@ import time
 from manyhands.errors import InterruptedRunError
 from manyhands.faults import Fault
 from manyhands.place import Place, Status
+from manyhands.testing.deeds import wait_until
 
 
 def variable(place: Place, name: str) -> str | None:
@@ -62,3 +63,43 @@ def sum_by_mpi(place: Place) -> int:
     from mpi4py import MPI
 
     return int(MPI.COMM_WORLD.allreduce(place.rank + 1))
+
+
+def lose_all(place: Place) -> None:
+    """Rank 2 ends, and when that is known rank 1."""
+    place.line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
+    if place.rank == 2:
+        time.sleep(0.3)
+        os._exit(3)
+    wait_until(lambda: 2 in place.line.gone)
+    if place.rank == 1:
+        os._exit(3)
+    time.sleep(300)
+
+
+def lose_with_facts(place: Place, count: int) -> dict[str, object]:
+    """Rank 2 has much to say before it ends."""
+    place.line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
+    if place.rank == 2:
+        time.sleep(0.2)
+        for number in range(count):
+            place.line.tell(number)
+        place.line.post("fact", 1)
+        raise ValueError("enough")
+    wait_until(lambda: 2 in place.line.gone)
+    return place.line.posted
+
+
+def struggle(place: Place, until: float) -> tuple[bool, list[object]]:
+    """Step until a time of day, whoever dies; exchange once before that and once after."""
+    line, steps = place.line, 0
+    line.watch(lambda: Status(steps, "forward", "", steps))
+    line.tell((place.rank, os.getpid()))
+    if place.joining:
+        line.joined()
+    else:
+        line.exchange(None)
+    while time.time() < until:
+        time.sleep(0.002)
+        steps += 1
+    return place.joining, line.exchange(place.rank)

@@ -1,18 +1,50 @@
-"""Every strategy passes the conformance suite: one row each."""
+"""Every strategy passes its conformance suite: those that step together, and those at their own pace."""
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 import pytest
 
 from manyhands import axes
 from manyhands.strategies import STRATEGIES
+from manyhands.strategies.options import build
+from manyhands.testing.free import FreeSuite
 from manyhands.testing.strategies import StrategySuite
 
 
-@pytest.fixture(autouse=True, params=STRATEGIES)
-def _strategy(request: pytest.FixtureRequest) -> None:
-    request.instance.strategy = axes.member("strategy", STRATEGIES, request.param)
-
-
 class TestStrategies(StrategySuite):
-    pass
+    @pytest.fixture(autouse=True, params=[name for name, row in STRATEGIES.items() if not row.free])
+    def _strategy(self, request: pytest.FixtureRequest) -> None:
+        self.strategy = axes.member("strategy", STRATEGIES, request.param)  # type: ignore[misc]
+        self.options = build(request.param, {})
+
+
+class TestHogwild(FreeSuite):
+    strategy = axes.member("strategy", STRATEGIES, "hogwild")
+    name = "hogwild"
+
+
+class TestServer(FreeSuite):
+    strategy = axes.member("strategy", STRATEGIES, "server")
+    name = "server"
+
+
+class TestBoundedServer(TestServer):
+    options: ClassVar[dict[str, Any]] = {"bound": 1, "staleness_aware": True}
+
+
+class TestTwoServers(TestServer):
+    options: ClassVar[dict[str, Any]] = {"servers": 2}
+
+
+class TestBackup(TestServer):
+    options: ClassVar[dict[str, Any]] = {"backup": 1}
+
+    def test_alone_it_is_one_worker(self) -> None:
+        pytest.skip("rounds without the slowest need more than one worker")
+
+
+def test_every_strategy_is_here() -> None:
+    free = {name for name, row in STRATEGIES.items() if row.free}
+    assert free == {suite.name for suite in (TestHogwild, TestServer)}

@@ -27,6 +27,10 @@ class _Suite(TaskSuite):
             pytest.skip(str(error))
 
 
+class TestSparse(_Suite):
+    name = "sparse-logistic"
+
+
 class TestQuadratic(_Suite):
     name = "quadratic"
 

@@ -83,7 +83,9 @@ def _result(record: RunRecord) -> list[str]:
         f"{words.count(record.samples, record.unit)} in {words.duration(record.training_seconds)} training, "
         f"{words.duration(record.seconds)} in all",
         f"time       {words.where_the_time_went(training_phases(record.phases[0]))}",
+        *_staleness(record),
         *_workers(record),
+        *(f"lost       {who}" for who in record.lost),
         f"memory     {words.size(record.peak_memory)} at the most",
         f"machine    {here.cpu}, {cores}, torch {here.torch}, python {here.python}, {here.host}",
         f"started    {here.started}, commit {(here.commit or 'none')[:12]}, {resumed}",
@@ -104,8 +106,29 @@ def _workers(record: RunRecord) -> list[str]:
         traffic = record.traffic[rank].values() if record.traffic else ()
         moved = words.size(int(sum(operation["bytes"] for operation in traffic)))
         host = f" on {record.hosts[rank]}" if len(set(record.hosts)) > 1 else ""
-        lines.append(f"{'worker ' + str(rank):<10} {shares}, {moved} exchanged{host}")
+        role = "server" if rank < record.spec.servers else "worker"
+        lines.append(f"{f'{role} {rank}':<10} {shares}, {moved} exchanged{_work(record, rank)}{host}")
     return lines
+
+
+def _work(record: RunRecord, rank: int) -> str:
+    """`, 12,416 images in 388 steps`, where workers may have done more or less than others."""
+    if not record.staleness or rank < record.spec.servers:
+        return ""
+    share = record.shares[rank]
+    dropped = f", {words.plural(share.dropped, 'piece')} came too late" if share.dropped else ""
+    return f", {words.count(share.samples, record.unit)} in {words.plural(share.steps, 'step')}{dropped}"
+
+
+def _staleness(record: RunRecord) -> list[str]:
+    """The mean and a row of blocks: how many updates were how stale."""
+    if record.mean_staleness is None:
+        return []
+    most = max(record.staleness)
+    counts = [float(record.staleness.get(stale, 0)) for stale in range(most + 1)]
+    return [
+        f"staleness  {record.mean_staleness:.2f} updates in the mean, 0 {_blocks(_thin(counts, 50))} {most}"
+    ]
 
 
 def _curves(steps: list[StepRecord], name: str) -> list[str]:

@@ -74,6 +74,29 @@ class Order:
                 position += self.batch
             epoch, position = epoch + 1, 0
 
+    def piece(self, seen: int, parts: int) -> int:
+        """The end of the piece that begins at `seen` where every batch is cut into so many parts.
+
+        The pieces of a batch are `split`'s: sizes differ by at most one. A run that goes on with another
+        number of workers may begin inside a piece; then what is left of it is one.
+        """
+        epoch, position = divmod(seen, self.n)
+        first = position // self.batch * self.batch
+        size = min(self.batch, self.n - first)
+        least, longer = divmod(size, parts)
+        within = position - first
+        border = longer * (least + 1)
+        if within < border:
+            end = (within // (least + 1) + 1) * (least + 1)
+        else:
+            end = border + ((within - border) // least + 1) * least
+        return epoch * self.n + first + end
+
+    def samples(self, seen: int, size: int) -> Request:
+        """These samples of the order; a piece never crosses the end of an epoch."""
+        epoch, position = divmod(seen, self.n)
+        return Request(epoch, shuffle(self.n, self.seed, epoch)[position : position + size])
+
 
 def in_order(n: int, batch: int) -> Iterator[Request]:
     """Every sample once, unshuffled: how a test set is read."""

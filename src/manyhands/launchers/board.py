@@ -46,6 +46,11 @@ class Board:
         doing = f"{_text(operation)} {calls:,}" if operation.rstrip(b"\0") else ""
         return Status(step, _text(phase), doing)
 
+    def wipe(self, rank: int) -> None:
+        """What a worker wrote is not what the one in its place is doing."""
+        if self._page is not None:
+            self._page[SLOT * (rank + 1) : SLOT * (rank + 2)] = bytes(SLOT)
+
     def close(self) -> None:
         """Give the page back; workers that still have it write into nothing."""
         if self._page is not None:

@@ -49,6 +49,9 @@ class Answer(NamedTuple):
     failure: Failure | None = None
 
 
+NONE = Answer(pickle.dumps(None))  # that of a worker that was lost
+
+
 def pack(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],

@@ -126,7 +126,7 @@ def close_nurseries() -> None:
 class LocalCrew:
     """The processes of one gang or one pool; those of a pool come one by one."""
 
-    certain = True
+    certain = severs = restarts = True
     together = False  # a fork is quick
     replaces = True
 
@@ -154,8 +154,10 @@ class LocalCrew:
         self.close()
 
     def start(self, ranks: Sequence[int], title: str) -> None:
-        """Fork these workers; each says hello when it is there."""
+        """Fork these workers; each says hello when it is there. What was there before it has ended."""
         for rank in ranks:
+            self._pids.pop(rank, None)
+            self._endings.pop(rank, None)
             ours, theirs = socket.socketpair()
             with theirs:
                 birth = Birth(rank, self._host(rank), f"worker {rank} {title}", log_of(self._logs, rank))
@@ -177,6 +179,10 @@ class LocalCrew:
     def is_stopped(self, rank: int) -> bool:
         """As the system says."""
         return is_stopped(self._pids.get(rank, 0))
+
+    def sever(self, rank: int) -> None:
+        """The others do not notice."""
+        self.kill(rank)
 
     def kill(self, rank: int) -> None:
         """SIGKILL."""

@@ -1,8 +1,9 @@
 """Looks after one call of a gang, from the first hello to the last result, or to the verdict (law 5).
 
 assemble ── call ── tend ──┬── all answered ──────────────── dismiss ── results
-                           ├── bad news ── a moment for better ones ──┐
-                           └── nobody moves ── "where are you?" ──────┴── abort ── kill ── verdict
+                     ▲     ├── bad news ── a moment for better ones ──┐
+                     │     └── nobody moves ── "where are you?" ──────┼── abort ── kill ── verdict
+                     └────── lose (losses.py) ◀── it was spare ───────┘
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import Any, final
 
 from manyhands.errors import ManyhandsError, WorkerFailedError
 from manyhands.launchers import verdict
-from manyhands.launchers.base import Care
+from manyhands.launchers.base import Care, Crew
 from manyhands.launchers.board import Board
-from manyhands.launchers.calls import Answer
+from manyhands.launchers.calls import NONE, Answer
 from manyhands.launchers.hub import Event, Hub
+from manyhands.launchers.losses import Losses
 from manyhands.launchers.patience import Patience
 from manyhands.launchers.rank import has_words
-from manyhands.launchers.verdict import Ending, Known
+from manyhands.launchers.verdict import Ending, Known, Why
 
 TICK = 0.1
 AFTER_A_DEATH = 0.4  # seconds in which the others say what they were waiting in
@@ -36,33 +38,6 @@ REAP = 5.0  # seconds for the system to take back what was killed
 ASLEEP = 2.0  # seconds between two looks after which the observer itself must have been stopped
 
 
-class Crew(Protocol):
-    """What a launcher knows of the processes it started, or did not start."""
-
-    certain: bool  # whether it tells how each process ended; otherwise a closed line is all there is
-
-    def assembled(self) -> None:
-        """All of them have said hello."""
-
-    def ended(self) -> dict[int, Ending]:
-        """How processes ended, of all that have; WorkerFailedError when it has lost sight of them."""
-
-    def is_gone(self, rank: int, unlinked: bool) -> bool:
-        """Whether nothing is left of a worker, whose line is closed or is not."""
-
-    def is_stopped(self, rank: int) -> bool:
-        """Whether a process is stopped, as by SIGSTOP."""
-
-    def kill(self, rank: int) -> None:
-        """End one process, where that is possible."""
-
-    def kill_all(self) -> None:
-        """End all of them now and take them back; whatever state this crew is in."""
-
-    def known(self, rank: int) -> Known:
-        """Rank, host, process and log of a worker."""
-
-
 @final
 class Gang:
     """One call: made, tended and ended in the thread that calls `run`."""
@@ -74,11 +49,13 @@ class Gang:
         self._stopping = stopping  # the signal by which this process was asked to stop, once it was
         self._told_to_stop = False
         self._number = 0
+        self._call: tuple[Any, ...] = ()
         self._known = [crew.known(rank) for rank in range(size)]
         self._answers: dict[int, Answer] = {}
         self._lost: dict[int, float] = {}  # lines that closed, and when
         self._patience = Patience(care.timeout)
         self._board = Board(size)
+        self._losses = Losses(hub, crew, care, self._board, self._known)
         self._asked: float | None = None  # when everybody was asked where they are
         self._calm_until = 0.0
         self._looked = time.monotonic()
@@ -90,7 +67,8 @@ class Gang:
         try:
             self._assemble(within, hint)
             hosts = tuple(one.host for one in self._known)
-            self._hub.send_all("call", number, hosts, payload, self._board.address)
+            self._call = ("call", number, hosts, payload, self._board.address)
+            self._hub.send_all(*self._call)
             self._tend()
         except _VerdictError as found:
             raise found.error from None
@@ -99,7 +77,7 @@ class Gang:
             raise
         finally:
             self._board.close()
-        return [self._answers[rank].value for rank in range(self._size)]
+        return [self._answers.get(rank, NONE).value for rank in range(self._size)]
 
     def _assemble(self, within: float, hint: str) -> None:
         begun = time.monotonic()
@@ -116,25 +94,31 @@ class Gang:
         self._crew.assembled()
 
     def _tend(self) -> None:
-        while len(self._answers) < self._size or self._bad():
+        while not self._is_over():
             now = self._listen()
             self._pass_on_stop()
-            if self._bad():
+            self._losses.replace()
+            bad = self._bad()
+            if self._losses.are_bearable(bad):
+                for one in bad:
+                    if self._losses.is_settled(one, now):
+                        self._lose(one, now)
+            elif bad:
                 if self._is_settled(now):
                     self._fail()
             elif self._hangs(now):
                 self._hang(now)
+        self._losses.abandon()
+
+    def _is_over(self) -> bool:
+        """Whether all have answered who are not gone."""
+        here = set(range(self._size)) - self._hub.gone
+        return not self._bad() and here <= self._answers.keys()
 
     # ------------------------------------------------------------------ listening
     def _listen(self) -> float:
         """Take in all that comes within a tick."""
-        events = self._hub.poll(TICK)
-        now = time.monotonic()
-        if now - self._looked > ASLEEP:  # Ctrl-Z, a suspended laptop: nobody else stood still
-            self._patience.excuse(now - self._looked)
-        self._looked = now
-        for event in events:
-            self._take(event, now)
+        now = self._take_all(TICK)
         for rank, ending in self._crew.ended().items():
             self._ended(rank, ending, now)
         patient = 1.0 if self._crew.certain else 0.0  # how it ended is told at any moment
@@ -143,12 +127,28 @@ class Gang:
                 self._ended(rank, Ending("lost"), now)
         return now
 
+    def _take_all(self, seconds: float) -> float:
+        events = self._hub.poll(seconds)
+        now = time.monotonic()
+        if now - self._looked > ASLEEP:  # Ctrl-Z, a suspended laptop: nobody else stood still
+            self._patience.excuse(now - self._looked)
+        self._looked = now
+        for event in events:
+            self._take(event, now)
+        return now
+
     def _take(self, event: Event, now: float) -> None:
         if not 0 <= event.rank < self._size:
             return
         one = self._known[event.rank]
         if event.kind == "hello":
             one.host, one.pid = event.content
+            if event.rank in self._losses.coming:
+                self._hub.send(event.rank, *self._call, self._hub.gone, self._hub.posted)
+                if self._told_to_stop:
+                    self._hub.send(event.rank, "stop", self._stopping())
+        elif event.kind == "joined" and event.content[0] == self._number:
+            self._losses.joined(event.rank)
         elif event.kind == "lost":
             self._lost[event.rank] = now
         elif event.kind == "where":
@@ -165,13 +165,15 @@ class Gang:
             self._patience.release(event.rank)
             self._answers[event.rank] = answer
             one.returned = answer.failure is None
+            if one.returned and self._care.spare:
+                self._hub.retire(event.rank)
             if answer.failure is not None:
                 one.failure = answer.failure
                 one.bad_at = now
 
     def _ended(self, rank: int, ending: Ending, now: float) -> None:
         one = self._known[rank]
-        if rank in self._answers or (one.ending is not None and one.ending.kind != "lost"):
+        if one.lost or rank in self._answers or (one.ending is not None and one.ending.kind != "lost"):
             return  # what it had to say is said
         self._patience.release(rank)
         one.pid = one.pid or self._crew.known(rank).pid
@@ -193,7 +195,7 @@ class Gang:
     def _is_settled(self, now: float) -> bool:
         """Whether the news that will come has come."""
         bad = self._bad()
-        if len(bad) + sum(one.returned for one in self._known) == self._size:
+        if not any(_works(one) for one in self._known):
             return True
         cause = verdict.first_cause(self._known)
         if verdict.is_ours(cause):
@@ -232,6 +234,27 @@ class Gang:
                 return one
         return cause
 
+    # ------------------------------------------------------------------ losing
+    def _lose(self, one: Known, now: float, why: Why | None = None) -> None:
+        """Go on without a worker, of whom nothing is left when the others are told."""
+        if self._crew.severs:
+            self._crew.sever(one.rank)
+            until = time.monotonic() + ABORT
+            while one.rank in self._hub.ranks and time.monotonic() < until:  # what it still had to say
+                self._take_all(TICK / 4)
+            self._hub.cut(one.rank)
+        self._lost.pop(one.rank, None)
+        self._patience.release(one.rank)
+        self._patience.forgive(now)
+        if one.returned:  # it died with its answer on the way
+            one.ending = one.bad_at = None
+            return
+        if verdict.is_ours(one):  # its last word ends all of them
+            return
+        self._answers.pop(one.rank, None)
+        at_work = any(_works(other) for other in self._known if other.rank not in {one.rank, *self._hub.gone})
+        self._losses.lose(one, why, replace=at_work and not self._told_to_stop)
+
     # ------------------------------------------------------------------ hanging
     def _hangs(self, now: float) -> bool:
         """Whether nobody has moved for too long, and everybody has had time to say where they are."""
@@ -265,6 +288,11 @@ class Gang:
         if found.why == "silent":  # what it last said is older than what it last wrote
             for rank in found.ranks:
                 self._known[rank].status = self._board.read(rank) or self._known[rank].status
+        culprits = [self._known[rank] for rank in found.ranks]
+        if self._crew.severs and self._losses.are_bearable(culprits):
+            for one in culprits:
+                self._lose(one, now, found.why)
+            return
         self._end(1)
         message = verdict.hung(found, self._known, time.monotonic() - now)
         raise _VerdictError(WorkerFailedError(message, found.ranks[0] if found.ranks else None))
@@ -277,6 +305,7 @@ class Gang:
 
     def _end(self, code: int) -> None:
         """Let everybody leave at once, and kill who does not; what they still had to tell is heard."""
+        self._losses.abandon()
         self._hub.send_all("abort", code)
         self._see_off()
 
@@ -292,9 +321,7 @@ class Gang:
     def _until_gone(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self._left() and time.monotonic() < until:
-            now = time.monotonic()
-            for event in self._hub.poll(TICK / 4):
-                self._take(event, now)
+            self._take_all(TICK / 4)
 
     def _left(self) -> list[int]:
         self._crew.ended()
@@ -303,7 +330,7 @@ class Gang:
 
 
 def _works(one: Known) -> bool:
-    return not one.returned and one.bad_at is None
+    return not one.returned and not one.lost and one.bad_at is None
 
 
 class _VerdictError(Exception):

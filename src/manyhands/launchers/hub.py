@@ -19,7 +19,7 @@ HANDSHAKE = 10.0  # seconds a stranger has to say who it is
 
 
 class Event(NamedTuple):
-    """What came from a worker: `hello`, `news`, `where`, `answer`, or `lost` when its line closed."""
+    """What came from a worker: `hello`, `news`, `where`, `joined`, `answer`, or `lost`: its line closed."""
 
     rank: int
     kind: str
@@ -33,12 +33,16 @@ class Hub:
     def __init__(self) -> None:
         self._size = 0  # how many take part in an exchange
         self.who: dict[int, tuple[str, int]] = {}  # host and process of all that have ever said hello
+        self.gone: frozenset[int] = frozenset()  # who takes no part in exchanges, and everybody knows it
+        self.posted: dict[str, bytes] = {}  # facts for those who join, pickled
         self._peers: dict[int, Wire] = {}
         self._ranks: dict[Wire, int] = {}
         self._strangers: dict[Wire, Stranger | None] = {}  # None: known, and about to say hello
         self._listener: socket.socket | None = None
         self._key = b""
         self._exchanges: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._completed = 0  # the number of the last one
+        self._retired: set[int] = set()  # who has returned, and is not waited for
         self._selector = selectors.DefaultSelector()
         self._wake_end, self._waker = socket.socketpair()
         self._wake_end.setblocking(False)
@@ -72,6 +76,35 @@ class Hub:
         """A gang of so many begins a call; what an earlier one left half exchanged is forgotten."""
         self._size = size
         self._exchanges.clear()
+        self._completed = 0
+        self._retired.clear()
+        self.gone, self.posted = frozenset(), {}
+
+    def excuse(self, rank: int) -> None:
+        """Let exchanges go on without a rank, also those that wait for it now, and tell everybody."""
+        if rank in self.gone:
+            return
+        self.gone |= {rank}
+        self.send_all("gone", self.gone)
+        for values in self._exchanges.values():
+            values.pop(rank, None)
+        self._complete_all()
+
+    def retire(self, rank: int) -> None:
+        """Let exchanges wait no more for a rank that has returned: one that joined late may come to them."""
+        self._retired.add(rank)
+        self._complete_all()
+
+    def admit(self, rank: int) -> None:
+        """Let exchanges wait for a rank again, also the one that is going on: their next is its next."""
+        self.gone -= {rank}
+        self.send_all("gone", self.gone)
+        self.send(rank, "joined", self._completed)
+
+    def cut(self, rank: int) -> None:
+        """Close a rank's line, and forget it: another may come in its place."""
+        if rank in self._peers:
+            self._drop(self._peers[rank])
 
     def adopt(self, sock: socket.socket) -> None:
         """Take over one end of a socket pair whose other end was given to a worker."""
@@ -186,15 +219,27 @@ class Hub:
             rank = self._ranks[wire]
             if kind == "exchange":
                 self._exchange(rank, *content)
+            elif kind == "post":
+                self.posted[content[0]] = content[1]
             else:
                 events.append(Event(rank, kind, tuple(content)))
 
     def _exchange(self, rank: int, call: int, number: int, value: bytes) -> None:
-        values = self._exchanges.setdefault((call, number), {})
-        values[rank] = value
-        if len(values) == self._size:
+        if rank not in self.gone:
+            self._exchanges.setdefault((call, number), {})[rank] = value
+            self._complete(call, number)
+
+    def _complete_all(self) -> None:
+        for call, number in sorted(self._exchanges):
+            self._complete(call, number)
+
+    def _complete(self, call: int, number: int) -> None:
+        """Hand out what is exchanged, once everybody has come who can."""
+        values = self._exchanges[call, number]
+        if all(rank in values or rank in self.gone or rank in self._retired for rank in range(self._size)):
             del self._exchanges[call, number]
-            self.send_all("exchange", call, number, [values[rank] for rank in sorted(values)])
+            self._completed = number
+            self.send_all("exchange", call, number, [values.get(rank) for rank in range(self._size)])
 
     def _flush(self, wire: Wire) -> None:
         try:

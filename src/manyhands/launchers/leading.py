@@ -94,7 +94,7 @@ class Leader:
             verdict.result()
             raise WorkerFailedError("the gang ended, and nobody said why")
         thread.join()
-        self._spent = False
+        self._spent = len(self._hub.ranks) < self._found.size  # who was lost does not come again
         if terminated:
             signal.raise_signal(signal.SIGTERM)
         return values
@@ -241,7 +241,7 @@ class Leader:
 class StartedCrew:
     """Processes of another starter: all that is seen of them is their lines."""
 
-    certain = False
+    certain = severs = restarts = False
     together = False
     replaces = False
 
@@ -268,6 +268,9 @@ class StartedCrew:
     def is_stopped(self, rank: int) -> bool:
         """It is not known."""
         return False
+
+    def sever(self, rank: int) -> None:
+        """One that raised waits for the others' results, as if it had returned."""
 
     def kill(self, rank: int) -> None:
         """That is the starter's to do, when it sees that this process has failed."""

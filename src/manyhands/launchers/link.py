@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, final
@@ -46,6 +46,13 @@ class Call(NamedTuple):
     hosts: tuple[str, ...] | None
     payload: bytes
     board: Address | None = None  # where to write what one is doing
+    gone: frozenset[int] = frozenset()
+    posted: Mapping[str, bytes] | None = None  # for one that joins: what others left for it
+
+    @property
+    def joining(self) -> bool:
+        """Whether the others are at work already."""
+        return self.posted is not None
 
 
 def leave(code: int, lost: bool) -> None:
@@ -64,6 +71,7 @@ class Link:
 
     stop: int | None = None
     board: memoryview | None = None
+    gone: frozenset[int] = frozenset()  # never changed in place: the worker reads it in another thread
 
     def __init__(self, wire: Wire, rank: int, host: str, ending: Callable[[int, bool], None] = leave) -> None:
         """`ending` is called (with an exit code, and whether the hub was lost) in the thread, while armed."""
@@ -80,8 +88,11 @@ class Link:
         self._lock = threading.Lock()
         self._told: list[bytes] = []
         self._out: deque[tuple[Any, ...]] = deque()
-        self._exchanged: queue.SimpleQueue[tuple[int, int, list[bytes]]] = queue.SimpleQueue()
+        self._posted: Mapping[str, bytes] = {}
+        self._exchanged: queue.SimpleQueue[tuple[int, int, list[bytes | None]]] = queue.SimpleQueue()
         self._exchanges = 0
+        self._counted = True  # whether exchanges wait for this worker
+        self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._exchanging = False
         self._said: Status | None = None
         self._said_at = 0.0
@@ -95,7 +106,8 @@ class Link:
 
     # ------------------------------------------------------------------ the worker's side: a Line
     def exchange(self, value: Any) -> list[Any]:
-        """Everybody's value by rank; all ranks must come here."""
+        """Everybody's value by rank; all ranks must come here, and who is gone has None."""
+        assert self._counted, "a worker that joins says `joined` before its first exchange"
         self._exchanges += 1
         asked = (self._call, self._exchanges)
         self._exchanging = True
@@ -104,7 +116,7 @@ class Link:
             while True:
                 call, number, values = self._exchanged.get()
                 if (call, number) == asked:  # an earlier call may have been interrupted in one
-                    return [pickle.loads(each) for each in values]  # noqa: S301 (from our own workers)
+                    return [None if each is None else _value(each) for each in values]
         finally:
             self._exchanging = False
 
@@ -118,12 +130,32 @@ class Link:
         """From now on this function says what the worker is doing."""
         self._watch = status
 
+    def post(self, name: str, value: Any) -> None:
+        """A fact for those who join later; sent now, after all that was told."""
+        frame = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._report(final=True)
+        self._say("post", name, frame)
+
+    def joined(self) -> int:
+        """From now on exchanges wait for this worker; the next one has the number that others give it."""
+        if not self._counted:
+            self._say("joined", self._call)
+            self._exchanges = self._admitted.get()
+            self._counted = True
+        return self._exchanges
+
+    @property
+    def posted(self) -> dict[str, Any]:
+        """What had been posted when this worker joined."""
+        return {name: _value(each) for name, each in self._posted.items()}
+
     # ------------------------------------------------------------------ for whoever serves the calls
     def next_call(self) -> Call | list[bytes] | None:
         """Wait for something to do, for everybody's results, or for None: there is nothing more."""
         order = self.orders.get()
         if isinstance(order, Call):
             self._call, self._exchanges, self._working = order.number, 0, True
+            self._counted, self._posted = not order.joining, order.posted or {}
             self.board = slot(order.board, self._rank)
         return order
 
@@ -198,12 +230,17 @@ class Link:
 
     def _obey(self, order: str, *content: Any) -> None:
         if order == "call":
-            self.stop = None
-            self.orders.put(Call(*content))
+            call = Call(*content)
+            self.stop, self.gone = None, call.gone - {self._rank}
+            self.orders.put(call)
         elif order == "exchange":
             self._exchanged.put((content[0], content[1], content[2]))
         elif order == "stop":
             self.stop = content[0]
+        elif order == "gone":
+            self.gone = content[0] - {self._rank}
+        elif order == "joined":
+            self._admitted.put(content[0])
         elif order == "where":
             self._out.append(("where", self._position()))
         elif order == "leader":
@@ -259,6 +296,10 @@ def is_waiting(innermost: FrameType) -> bool:
         return False
     file = frame.f_code.co_filename
     return any(part in file for part in _WAITS) and not file.startswith(_WAITS_NOT)
+
+
+def _value(frame: bytes) -> Any:
+    return pickle.loads(frame)  # noqa: S301 (from our own workers)
 
 
 def _is_library(file: str) -> bool:

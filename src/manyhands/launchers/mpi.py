@@ -56,14 +56,14 @@ class Mpi:
         """Run the function once a rank and return what each of them returned, by rank."""
 
         def crew(hub: Hub, logs: Path | None) -> MpiCrew:
-            return MpiCrew(self._mpirun, hub, logs)
+            return MpiCrew(self._mpirun, hub, logs, continuous=bool(care.spare))
 
         return starting.launch("mpi", crew, function, workers, arguments, care)
 
     def executor(self, workers: int) -> Executor:
         """The ranks of one mpirun, which goes on when one of them crashes."""
         check_workers("mpi", workers)
-        return Pool(workers, lambda hub: MpiCrew(self._mpirun, hub, None, pool=True))
+        return Pool(workers, lambda hub: MpiCrew(self._mpirun, hub, None, continuous=True))
 
 
 def find_mpirun() -> str:
@@ -80,11 +80,13 @@ class MpiCrew:
     """One mpirun for a gang; for a pool, one more for each worker that was lost."""
 
     certain = False  # mpirun tells of the first death, and only when it has ended itself
+    restarts = False
     together = True
     replaces = True
 
-    def __init__(self, mpirun: str, hub: Hub, logs: Path | None, pool: bool = False) -> None:
-        self._mpirun, self._hub, self._logs, self._pool = mpirun, hub, logs, pool
+    def __init__(self, mpirun: str, hub: Hub, logs: Path | None, continuous: bool = False) -> None:
+        """`continuous`: mpirun, and with it the others, goes on when one of them dies."""
+        self._mpirun, self._hub, self._logs, self.severs = mpirun, hub, logs, continuous
         self._key = new_key()
         self._hosts = os.environ.get(HOSTS)
         # Between hosts by TCP, from any interface: who does not know the key is turned away.
@@ -113,7 +115,7 @@ class MpiCrew:
         }
         command = [self._mpirun, "-n", str(len(ranks)), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
         command += ["--host", self._hosts] if self._hosts else []
-        command += ["--continuous"] if self._pool else []
+        command += ["--continuous"] if self.severs else []
         for variable in (VARIABLE, "PYTHONPATH"):  # by name only: anyone can read a command line
             command += ["-x", variable]
         command += [sys.executable, "-P", "-m", "manyhands.launchers.rank"]
@@ -142,12 +144,14 @@ class MpiCrew:
         host, pid = self._hub.who.get(rank, ("", 0))
         return host == socket.gethostname() and is_stopped(pid)
 
+    def sever(self, rank: int) -> None:
+        """One that is on this host at once; another obeys, or leaves when it finds its line closed."""
+        if not self._kill_here(rank):
+            self._hub.send(rank, "abort", 1)
+
     def kill(self, rank: int) -> None:
         """One that is on this host at once; mpirun ends the others with it, wherever they are."""
-        host, pid = self._hub.who.get(rank, ("", 0))
-        if rank in self._hub.ranks and host == socket.gethostname():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill_here(rank)
         for process in self._processes:
             if rank in process.ranks:
                 process.terminate()
@@ -169,6 +173,14 @@ class MpiCrew:
     def close(self) -> None:
         """Nobody else may come."""
         self._hub.close_door()
+
+    def _kill_here(self, rank: int) -> bool:
+        host, pid = self._hub.who.get(rank, ("", 0))
+        if rank not in self._hub.ranks or host != socket.gethostname():
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        return True
 
 
 @final

@@ -17,7 +17,7 @@ BEFORE_THE_FIRST_STEP = 300.0  # data are fetched, kernels compiled, memory touc
 SLACK = 20.0  # times the longest pause seen
 AT_LEAST, AT_MOST = 10.0, 600.0
 # In these a worker talks to a disk, which may stall for longer than any step.
-OUTSIDE_STEPS = ("checkpoint", "other", "starting")
+OUTSIDE_STEPS = ("checkpoint", "other")
 AT_LEAST_OUTSIDE_STEPS = 60.0
 
 
@@ -46,8 +46,9 @@ class Patience:
             self._watched[rank] = _Watched(status, status.step, now, now)
             return
         if (status.moves, status.step) != (one.status.moves, one.status.step):
-            # how long the start takes says nothing about the steps
-            if self._first_step is not None and one.moved >= self._first_step:
+            # how long the start takes says nothing about the steps; one that joins starts later than others
+            stepping = self._first_step is not None and one.moved >= self._first_step
+            if stepping and one.status.phase != "starting":
                 self._longest = max(self._longest, now - one.moved)
             one.moved = now
             if self._first_step is None and status.step > one.first_step:
@@ -70,6 +71,11 @@ class Patience:
             one.moved += seconds
             one.heard += seconds
 
+    def forgive(self, now: float) -> None:
+        """Who stood still may have waited for one that is gone: it counts from now, and teaches nothing."""
+        for one in self._watched.values():
+            one.moved = now
+
     def still(self, rank: int, now: float) -> float:
         """Seconds since this worker moved."""
         one = self._watched.get(rank)
@@ -83,9 +89,10 @@ class Patience:
     def deadline(self, phases: Iterable[str] = ()) -> float:
         """Seconds that workers in these phases may stand still."""
         phases = set(phases)
+        starting = "starting" in phases
         if self._timeout is not None:  # which is about steps: nobody knows how long fetching data takes
-            return max(self._timeout, BEFORE_THE_FIRST_STEP) if "starting" in phases else self._timeout
-        if self._first_step is None:
+            return max(self._timeout, BEFORE_THE_FIRST_STEP) if starting else self._timeout
+        if self._first_step is None or starting:
             return BEFORE_THE_FIRST_STEP
         outside = any(phase in OUTSIDE_STEPS for phase in phases)
         least = AT_LEAST_OUTSIDE_STEPS if outside else AT_LEAST

@@ -42,7 +42,7 @@ def carry_out(call: Call, link: Link, rank: int) -> Answer:
     """One call: at its place in a gang, or alone."""
     place = None
     if call.hosts is not None:
-        place = Place(rank, call.hosts, link)
+        place = Place(rank, call.hosts, link, call.joining)
         os.environ.update(ranks_environment(place))
     answer = perform(call.payload, place)
     if answer.failure is not None and call.hosts is not None:

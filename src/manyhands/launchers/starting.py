@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from manyhands.launchers.base import Care
+from manyhands.launchers.base import Care, Crew
 from manyhands.launchers.calls import check_workers, pack, unpack
-from manyhands.launchers.gang import Crew, Gang
+from manyhands.launchers.gang import Gang
 from manyhands.launchers.hub import Hub
 from manyhands.stopping import Stop
 
 
-class Starter(Crew, Protocol):
-    """A crew that starts its processes."""
-
-    def start(self, ranks: Sequence[int], title: str) -> None:
-        """Let these come; they say hello."""
-
-
 def launch(
     name: str,
-    crew: Callable[[Hub, Path | None], AbstractContextManager[Starter]],
+    crew: Callable[[Hub, Path | None], AbstractContextManager[Crew]],
     function: Callable[..., Any],
     workers: int,
     arguments: tuple[Any, ...],

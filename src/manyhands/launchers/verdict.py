@@ -63,6 +63,8 @@ class Known:
     bad_at: float | None = None  # when its failure or ending was noticed
     log: Path | None = None
     wrote: bool = False  # whether there is anything of its own in it
+    joins: bool = False  # in the place of one that was lost
+    lost: bool = False  # and the others went on
 
 
 def ending_of(wait_status: int) -> Ending:
@@ -92,20 +94,34 @@ def is_ours(one: Known) -> bool:
 
 def failed(culprit: Known, everyone: Sequence[Known], seconds: float) -> str:
     """The message about a worker that raised or died; the others were stopped so many seconds later."""
-    lines = [f"{name(culprit, len(everyone))} {_deed(culprit)}{_at(culprit.status)}"]
-    failure = culprit.failure if culprit.ending is None else None
-    if failure is not None and failure.kind != "exit":
-        lines += _trace(failure, culprit.log)
-    elif culprit.log is not None and culprit.wrote:
-        lines.append(f"what it wrote is in {culprit.log}")
+    lines = [f"{name(culprit, len(everyone))} {_deed(culprit)}{_at(culprit.status)}", *_left_words(culprit)]
     return "\n".join(lines + _others({culprit.rank}, everyone, seconds))
+
+
+Why = Literal["silent", "busy", "astray", "behind", "nobody"]
 
 
 class Blame(NamedTuple):
     """Who keeps a gang from moving; nobody where all of them wait for each other."""
 
     ranks: tuple[int, ...]
-    why: Literal["silent", "busy", "astray", "behind", "nobody"]
+    why: Why
+
+
+class Loss(NamedTuple):
+    """What is said of a worker without which the others go on."""
+
+    sentence: str
+    details: list[str]  # the end of its traceback, where it stood, where its words are
+
+
+def loss(one: Known, size: int, why: Why | None = None, successor: tuple[int, int] | None = None) -> Loss:
+    """Of a worker that raised, died or (for this reason) hung; its successor's number, and of how many."""
+    fate = "a new one takes its place ({} of {})".format(*successor) if successor else "the others go on"
+    about = f"{name(one, size)} {_deed(one) if why is None else _standstill(one, why)}{_at(one.status)}"
+    if why is None:
+        return Loss(f"{about}; {fate}", _left_words(one))
+    return Loss(f"{about}; it was killed and {fate}", _stack(one, "it was here:"))
 
 
 def blame(everyone: Iterable[Known]) -> Blame:
@@ -113,7 +129,7 @@ def blame(everyone: Iterable[Known]) -> Blame:
 
     Only workers that say what they do can be judged, and one that has returned keeps nobody waiting.
     """
-    left = [one for one in everyone if not one.returned and one.status is not None]
+    left = [one for one in everyone if _is_here(one) and one.status is not None]
     longest = max((one.still for one in left), default=0.0)
     stuck = [one for one in left if one.still >= longest / 2]  # who moved since is not what they wait for
     if silent := [one.rank for one in stuck if one.position is None]:
@@ -131,7 +147,7 @@ def blame(everyone: Iterable[Known]) -> Blame:
 
 def hung(found: Blame, everyone: Sequence[Known], seconds: float) -> str:
     """The message about a gang that stands still; the workers were stopped so many seconds after."""
-    left = [one for one in everyone if not one.returned]
+    left = [one for one in everyone if _is_here(one)]
     if not found.ranks:
         still = duration(min(one.still for one in left))
         groups = _groups(left, "are")
@@ -143,12 +159,7 @@ def hung(found: Blame, everyone: Sequence[Known], seconds: float) -> str:
         lines += _stack(left[0], "worker {rank} is here:")
         return "\n".join(lines + _others({one.rank for one in left}, everyone, seconds, len(left)))
     culprit = next(one for one in everyone if one.rank == found.ranks[0])
-    if found.why == "silent":
-        since = duration(max(culprit.silent, culprit.still))
-        deed = f"has {'been stopped (SIGSTOP)' if culprit.stopped else 'not answered'} for {since}"
-    else:
-        deed = f"has been hanging for {duration(culprit.still)}"
-    lines = [f"{name(culprit, len(everyone))} {deed}{_at(culprit.status)}"]
+    lines = [f"{name(culprit, len(everyone))} {_standstill(culprit, found.why)}{_at(culprit.status)}"]
     lines += _stack(culprit, "it is here:")
     return "\n".join(lines + _others({culprit.rank}, everyone, seconds))
 
@@ -197,6 +208,13 @@ def _deed(one: Known) -> str:
     return raised(one.failure)
 
 
+def _standstill(one: Known, why: Why) -> str:
+    if why != "silent":
+        return f"has been hanging for {duration(one.still)}"
+    since = duration(max(one.silent, one.still))
+    return f"has {'been stopped (SIGSTOP)' if one.stopped else 'not answered'} for {since}"
+
+
 def _at(status: Status | None) -> str:
     """`at step 1,204, in backward`, as far as it is known."""
     if status is None:
@@ -204,6 +222,14 @@ def _at(status: Status | None) -> str:
     if status.phase == "starting":
         return " while it was starting"
     return f" at step {status.step:,}, in {status.operation or status.phase}"
+
+
+def _left_words(one: Known) -> list[str]:
+    """The end of its traceback, or where to find what it wrote."""
+    failure = one.failure if one.ending is None else None
+    if failure is not None and failure.kind != "exit":
+        return _trace(failure, one.log)
+    return [f"what it wrote is in {one.log}"] if one.log is not None and one.wrote else []
 
 
 def _trace(failure: Failure, log: Path | None) -> list[str]:
@@ -221,7 +247,7 @@ def _stack(one: Known, heading: str) -> list[str]:
 
 def _others(told: set[int], everyone: Sequence[Known], seconds: float, stopped: int = 0) -> list[str]:
     """What the rest was doing, in groups, and when it was stopped."""
-    rest = [one for one in everyone if one.rank not in told]
+    rest = [one for one in everyone if one.rank not in told and not one.lost]
     groups = _groups([one for one in rest if one.returned or one.status is not None], "were")
     stopped += sum(not one.returned for one in rest)
     if stopped:
@@ -231,6 +257,8 @@ def _others(told: set[int], everyone: Sequence[Known], seconds: float, stopped: 
             ("they were" if stopped > 1 else "it was") if told_of else f"{_workers(mute)} {_be(mute, 'were')}"
         )
         groups.append(f"{who} stopped after {duration(seconds)}")
+    if lost := [one.rank for one in everyone if one.lost]:
+        groups.append(f"{_workers(lost)} had been lost before")
     return ["; ".join(groups)] if groups else []
 
 
@@ -243,6 +271,10 @@ def _groups(some: Iterable[Known], verb: Literal["are", "were"]) -> list[str]:
         f"{_workers(ranks)} had returned" if what == "" else f"{_workers(ranks)} {_be(ranks, verb)} {what}"
         for what, ranks in doing.items()
     ]
+
+
+def _is_here(one: Known) -> bool:
+    return not one.returned and not one.lost
 
 
 def _doing(one: Known) -> str:

@@ -24,18 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from manyhands.strategies.layout import ALIGNED, Spot, aligned, catch, laid, lay_out
 from manyhands.strategies.notes import Notes
 from manyhands.transports.base import Transport
-
-ALIGNED = 16  # numbers: no two parameters, and no two workers, write to one cache line
-
-
-class Spot(NamedTuple):
-    """Where a parameter lies in its lane."""
-
-    name: str
-    parameter: nn.Parameter
-    start: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ class _Plan(NamedTuple):
 
     @property
     def row(self) -> int:
-        return self.length + _aligned(self.tail)
+        return self.length + aligned(self.tail)
 
     def nbytes(self, workers: int) -> int:
         return (self.length + self.row * workers) * self.kind.itemsize
@@ -149,7 +140,7 @@ class Arena:
         found = {}
         for name in pieces:
             lane, spot = self._spots[name]
-            found[name] = _laid(lane.rows[0], spot).clone()
+            found[name] = laid(lane.rows[0], spot).clone()
         self.publish()
         return found
 
@@ -200,23 +191,20 @@ class Arena:
         """A lane a type of number, and one for the notes where no parameter has their type."""
         plans = []
         for kind in dict.fromkeys([*(parameter.dtype for parameter in named.values()), self.notes.dtype]):
-            spots, end = [], 0
-            for name, parameter in named.items():
-                if parameter.dtype == kind:
-                    spots.append(Spot(name, parameter, end))
-                    end += _aligned(parameter.numel())
+            own = [(name, parameter) for name, parameter in named.items() if parameter.dtype == kind]
+            spots, end = lay_out(own)
             plans.append(_Plan(kind, spots, end, self.notes.length if kind == self.notes.dtype else 0))
         return plans
 
     def _move_in(self, lane: Lane) -> None:
         """The parameters' own memory is given up for the shared one; the host's first worker fills it."""
         for spot in lane.spots:
-            shared = _laid(lane.parameters, spot)
+            shared = laid(lane.parameters, spot)
             if self._host.rank == 0:
                 shared.copy_(spot.parameter.detach())
         self.publish()
         for spot in lane.spots:
-            spot.parameter.data = _laid(lane.parameters, spot)
+            spot.parameter.data = laid(lane.parameters, spot)
 
     def _slice(self, name: str) -> Tensor:
         """This worker's part of a parameter, maybe empty, with the sum of its gradients as `.grad`."""
@@ -232,40 +220,12 @@ class Arena:
         return low, max(low, min(lane.high, spot.start + spot.parameter.numel()))
 
     def _catch(self, name: str, parameter: nn.Parameter) -> None:
-        """Move each gradient into the row as soon as it is there, while it is still in the cache.
-
-        The alternative, letting autograd add into the row, needs zeroing it first: more traffic, and slower.
-        """
+        """Each gradient goes into this worker's row."""
         lane, spot = self._spots[name]
-        target, touched, number = _laid(lane.rows[self._host.rank], spot), self.touched, self._numbers[name]
-
-        def catch(parameter: Tensor) -> None:
-            gradient = parameter.grad
-            assert gradient is not None
-            if gradient.layout is not torch.strided:
-                gradient = gradient.to_dense()
-            if touched[number]:
-                target.add_(gradient)
-            else:
-                target.copy_(gradient)
-                touched[number] = True
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
+        catch(parameter, laid(lane.rows[self._host.rank], spot), self.touched, self._numbers[name])
 
     def _clear_untouched(self) -> None:
         for number, touched in enumerate(self.touched):
             if not touched:
                 lane, spot = self._spots[self._names[number]]
-                _laid(lane.rows[self._host.rank], spot).zero_()
-
-
-def _aligned(numbers: int) -> int:
-    return -(-numbers // ALIGNED) * ALIGNED
-
-
-def _laid(flat: Tensor, spot: Spot) -> Tensor:
-    """A parameter's place in flat memory, in its own shape and order in memory where that is dense."""
-    parameter = spot.parameter
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset() + spot.start)
+                laid(lane.rows[self._host.rank], spot).zero_()

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from manyhands.clock import Clock
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
+from manyhands.strategies.free import Work
 from manyhands.transports.base import Transport
 
 Norm = Callable[[list[Tensor]], Tensor]
@@ -114,6 +115,8 @@ class Setup:
     sync_batchnorm: bool = False  # statistics over the global batch instead of each worker's share
     options: Any = None  # the strategy's own, checked
     epoch: int = 0  # training samples
+    work: Work | None = None  # what there is to claim, where workers go at their own pace
+    joining: bool = False  # whether the others are at work already
 
 
 class Worker(Protocol):

@@ -69,6 +69,11 @@ def average(
     _must("average", "elasticity", fits, "above 0 and at most 1", elasticity)
     if elasticity is not None and outer != "elastic":
         raise UsageError(f"strategy average: elasticity is for outer elastic, and outer is {outer}")
+    if every == "end" and outer != "mean":
+        raise UsageError(
+            f"strategy average: outer {outer} acts when workers meet during the run, and with every end they "
+            "do not: say how often, or take outer mean"
+        )
     return AverageOptions(every, post_local, outer, outer_lr, outer_momentum, elasticity)
 
 
@@ -89,15 +94,13 @@ def server(
     if backup is not None:
         for name, given in (
             ("bound", bound is not None),
-            ("push_every above 1", push_every > 1),
-            ("pull_every above 1", pull_every > 1),
+            ("push_every", push_every > 1),
+            ("pull_every", pull_every > 1),
             ("staleness_aware", staleness_aware),
-            ("servers above 1", servers > 1),
+            ("more than one server", servers > 1),
         ):
             if given:
-                raise UsageError(
-                    f"strategy server: backup makes synchronous rounds, in which {name} has no use"
-                )
+                raise UsageError(f"strategy server: {name} does not go with the synchronous rounds of backup")
     return ServerOptions(servers, push_every, pull_every, staleness_aware, bound, backup)
 
 

@@ -11,6 +11,7 @@ from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.base import Agreed, Outcome, Setup, Votes
+from manyhands.strategies.sparse import sparse_parameters, total_norm
 
 
 @final
@@ -22,7 +23,10 @@ class Single(Agreed):
         self._compute = setup.compute
         self._clip = setup.recipe.clip
         self._optimizer = optimizers.build(
-            setup.recipe, self.model.named_parameters(), optimizers.undecayed(self.model)
+            setup.recipe,
+            self.model.named_parameters(),
+            optimizers.undecayed(self.model),
+            sparse=sparse_parameters(self.model),
         )
 
     def step(
@@ -35,7 +39,7 @@ class Single(Agreed):
             self._compute.backward(loss)
             mean += loss.item()
         if self._clip is not None:
-            self._compute.clip(self.model.parameters(), self._clip)
+            self._compute.clip(self.model.parameters(), self._clip, total_norm)
         optimizers.set_rate(self._optimizer, lr)
         self._compute.update(self._optimizer)
         return Outcome(mean, votes())

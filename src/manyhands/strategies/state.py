@@ -20,16 +20,23 @@ def pack(model: nn.Module, optimizer: Optimizer, whole: Whole = dict) -> dict[st
     Where workers hold slices of the optimiser's state, `whole` puts the slices of one kind together.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    kinds: dict[str, dict[str, Tensor]] = {}
     for name, parameter in _named(optimizer):
         for what, value in optimizer.state.get(parameter, {}).items():
             if what in _COUNTERS:
                 tensors[f"optimizer/{what}/{name}"] = value
-            elif isinstance(value, Tensor):  # SGD without momentum remembers a None
-                kinds.setdefault(what, {})[name] = value
-    for what, pieces in sorted(kinds.items()):
+    for what, pieces in kinds(optimizer).items():
         tensors |= {f"optimizer/{what}/{name}": tensor for name, tensor in whole(pieces).items()}
     return tensors
+
+
+def kinds(optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
+    """What an optimiser remembers of the parameters, in their shapes: by kind, then by parameter."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in _named(optimizer):
+        for what, value in optimizer.state.get(parameter, {}).items():
+            if what not in _COUNTERS and isinstance(value, Tensor):  # SGD without momentum remembers a None
+                found.setdefault(what, {})[name] = value
+    return dict(sorted(found.items()))
 
 
 def _everything(name: str, tensor: Tensor) -> Tensor:
@@ -40,6 +47,12 @@ def unpack(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, part: Part = _everything
 ) -> None:
     """Put a packed state into a model and an optimiser of the same shapes, or this worker's `part` of it."""
+    unpack_model(tensors, model)
+    unpack_optimizer(tensors, optimizer, part)
+
+
+def unpack_model(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Put a packed state's model into one of the same shapes."""
     own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     saved = {name for name in tensors if name.startswith("model/")}
     if odd := sorted(own.keys() ^ saved):
@@ -49,6 +62,10 @@ def unpack(
             shapes = f"{tuple(tensors[name].shape)} instead of {tuple(tensor.shape)}"
             raise CheckpointError(f"the checkpoint is of another model: {name} is {shapes}")
         tensor.copy_(tensors[name])
+
+
+def unpack_optimizer(tensors: Mapping[str, Tensor], optimizer: Optimizer, part: Part = _everything) -> None:
+    """Put a packed state's memory, or this worker's part of it, into an optimiser of the same parameters."""
     remembered: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer/"):

@@ -16,4 +16,8 @@ TASKS: dict[str, Member] = {
     "imagenet-resnet50": Member(
         "manyhands.tasks.images:imagenet_resnet50", "ResNet-50 on a folder of images"
     ),
+    "sparse-logistic": Member(
+        "manyhands.tasks.sparse:sparse_logistic",
+        "logistic regression on sparse data with a known separator",
+    ),
 }

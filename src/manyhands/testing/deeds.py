@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from manyhands.errors import DivergedError, PeerLostError, UsageError
-from manyhands.place import Place, Status
+from manyhands.place import NOTE, Place, Status
 
 LONG = 300.0  # what a worker sleeps that nobody waits for: tests that pass are over long before
 
@@ -79,10 +80,23 @@ def leave(place: Place, how: str) -> None:
     place.line.watch(lambda: status)
     time.sleep(0.3)
     if last:
-        if how == "exit":
-            sys.exit(3)
-        if how == "_exit":
-            os._exit(3)
+        end(place, how)
+    time.sleep(LONG)
+
+
+def end(place: Place, how: str) -> None:
+    """Raise, exit, hang, or be struck by a signal."""
+    if how == "exit":
+        sys.exit(3)
+    if how == "_exit":
+        os._exit(3)
+    if how == "raise":
+        raise ValueError(f"rank {place.rank} fails on purpose")
+    if how == "peer":
+        raise PeerLostError("rank 0 is gone")
+    if how == "diverge":
+        raise DivergedError(f"rank {place.rank} diverged")
+    if how != "hang":
         os.kill(os.getpid(), signal.Signals[how])
     time.sleep(LONG)
 
@@ -102,6 +116,90 @@ def until_stopped(place: Place, obedient: bool) -> int | None:
     while time.monotonic() < until and not (obedient and place.line.stop):
         time.sleep(0.01)
     return place.line.stop
+
+
+def lose_the_last(place: Place, how: str, phase: str = "backward") -> dict[str, Any]:
+    """The last rank ends itself; the others wait for it in an exchange, go on, and exchange again."""
+    last, line = place.rank == place.size - 1, place.line
+    line.watch(lambda: Status(120, phase, "", 7 if last else time.monotonic_ns()))
+    before = line.exchange(place.rank)
+    if last:
+        line.tell(time.monotonic() + 0.3)
+        time.sleep(0.3)  # so that this is heard, and the others wait
+        end(place, how)
+    during = line.exchange(place.rank)
+    known, now = line.gone, time.monotonic()
+    return {"before": before, "during": during, "gone": known, "now": now, "after": line.exchange(place.rank)}
+
+
+def rejoin(place: Place, folder: str, deaths: int, then: str = "") -> list[Any]:
+    """The last rank is killed so many times; the one that comes after that takes part, until it ends, too."""
+    last, line = place.size - 1, place.line
+    if place.rank != last:
+        values = [line.exchange(place.rank)]
+        wait_until(lambda: last in line.gone)
+        values.append(line.exchange(place.rank))
+        Path(folder, "exchanged").touch()
+        wait_until(lambda: last not in line.gone)
+        values.append(line.exchange(place.rank))
+        if then:
+            wait_until(lambda: last in line.gone)
+            values.append(line.exchange(place.rank))
+        return values
+    life = line.posted.get("life", 0) + 1
+    if life == 1:
+        line.exchange("the first")
+        if line.board is not None:
+            NOTE.pack_into(line.board, 0, 120, 0, b"forward", b"")
+    line.tell((life, place.joining, line.posted, line.gone, os.getpid()))
+    line.post("life", life)
+    if life <= deaths:
+        time.sleep(0.3)  # so that this is heard
+        end(place, "SIGKILL")
+    wait_until(Path(folder, "exchanged").exists)
+    numbers = [line.joined(), line.joined()]
+    third = line.exchange("the new one")
+    if then:
+        end(place, then)
+    return [life, numbers, line.gone, third]
+
+
+def wait_for_the_last(place: Place, folder: str, how: str) -> str:
+    """The last rank is killed, the one after it never joins; the others return, or rank 0 ends, when told."""
+    last, line = place.size - 1, place.line
+    line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
+    if place.rank == last:
+        if not place.joining:
+            time.sleep(0.3)
+            end(place, "SIGKILL")
+        line.tell(("ready", place.rank, os.getpid()))
+        time.sleep(LONG)
+    wait_until(lambda: last in line.gone)
+    wait_until(Path(folder, "go").exists)
+    if how and place.rank == 0:
+        end(place, how)
+    return "returned"
+
+
+def stop_together(place: Place, folder: str, obedient: bool = True) -> int | None:
+    """The last rank is killed; when another has joined in its place, all work until asked to stop."""
+    line = place.line
+    line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
+    if place.rank == place.size - 1:
+        if not place.joining:
+            time.sleep(0.3)
+            end(place, "SIGKILL")
+        line.joined()
+        Path(folder, "joined").touch()
+    wait_until(Path(folder, "joined").exists)
+    return until_stopped(place, obedient)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """For as long as nobody would wait for a worker."""
+    until = time.monotonic() + LONG
+    while not true() and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def square(number: int) -> int:

@@ -31,6 +31,7 @@ from manyhands.testing.deeds import (
     fail,
     hang_in_data,
     leave,
+    lose_the_last,
     misuse,
     nap,
     square,
@@ -62,15 +63,22 @@ def processes_below(ancestor: int) -> dict[int, tuple[int, str]]:
 def left_over() -> set[str]:
     """Workers, shared memory and sockets that exist now: compare before and after."""
     here = os.getpid()
+    below = processes_below(here)
     workers = {
         f"process {pid}: {command}"
-        for pid, (parent, command) in processes_below(here).items()
+        for pid, (parent, command) in below.items()
         # The process that forks workers stays for the next launch.
         if not (parent == here and "launchers.nursery" in command)
     }
     shared = {str(path) for path in Path("/dev/shm").glob("*")}
     sockets = set(re.findall(r"\S*manyhands-\S+", Path("/proc/net/unix").read_text()))
-    return workers | shared | sockets
+    return workers | {name for name in shared | sockets if not _is_anothers(name, {here, *below})}
+
+
+def _is_anothers(name: str, ours: set[int]) -> bool:
+    """Whether its maker, whose process is in the name, lives and is not ours: the machine is not all ours."""
+    maker = re.search(r"manyhands-(\d+)-", name)
+    return bool(maker and int(maker[1]) not in ours and Path("/proc", maker[1]).exists())
 
 
 class LauncherSuite:
@@ -227,6 +235,27 @@ class GangSuite(LauncherSuite):
         assert re.match(
             r"worker 1 of 2 \(.*\) has been stopped \(SIGSTOP\) for \S+ s at step 1,204", str(error)
         )
+
+    @pytest.mark.parametrize("how", ["SIGKILL", "raise", "SIGSTOP"])
+    def test_one_that_is_spare_may_be_lost(self, how: str) -> None:
+        """The others go on, exchange without it, and know that it is gone."""
+        lost: list[tuple[int, str]] = []
+        care = Care(timeout=1, spare=frozenset({1, 2}), lost=lambda *what: lost.append(what))
+        *others, none = self.launcher().launch(lose_the_last, 3, how, care=care)
+        for one in others:
+            assert (one["before"], one["during"], one["after"]) == ([0, 1, 2], [0, 1, None], [0, 1, None])
+            assert one["gone"] == {2}
+        assert none is None
+        ((rank, sentence),) = lost
+        deed = {"SIGKILL": "was (killed|lost)", "raise": "raised ValueError:", "SIGSTOP": "has been stopped"}
+        end = "(it was killed and )?the others go on"
+        about = rf"worker {rank} of 3 \(.*\) {deed[how]} .* at step 120, in backward; {end}"
+        assert re.fullmatch(about, sentence)
+
+    def test_one_that_is_not_spare_may_not(self) -> None:
+        """Although others are."""
+        error = self.fails(3, lose_the_last, "SIGKILL", care=Care(spare=frozenset({0, 1})))
+        assert error.rank == 2
 
     def test_a_signal_reaches_all_workers_as_a_request(self) -> None:
         """The first one: they end in good order."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+Awaited = Literal["work", "answer", "request", "room"]
+EXCLUSIVE = 4  # locks of a host
 CPU = torch.device("cpu")
 PATIENCE = (
     1800.0  # seconds a wait may last where nobody says otherwise; hangs are noticed earlier by the parent
@@ -40,6 +43,10 @@ class Transport(Protocol):
         Together they span the gang: summing over `on_host` and then over `across` sums over all ranks.
         """
 
+    @property
+    def messages(self) -> Transport:
+        """The transport by which any rank of the gang reaches any other with messages of one kind."""
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
 
@@ -55,11 +62,29 @@ class Transport(Protocol):
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """Receive into a tensor from one rank."""
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """Receive into a tensor from whichever rank's message is the first, and say whose it was."""
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
     def share(self, name: str, nbytes: int) -> Tensor:
         """Zeroed bytes, the same memory at every peer on this host; all of them must ask for it."""
+
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """One peer on this host at a time, for each number below EXCLUSIVE; who dies inside lets others in.
+
+        Where no memory is shared there is nothing to protect.
+        """
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """Wait for something to change in shared memory, at most so long; whether it did.
+
+        `what` is for whoever is told what this rank is waiting for.
+        """
+
+    def ring(self) -> None:
+        """Something has changed in shared memory: let those look who wait for an answer or a request."""
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Sum tensors that lie in shared memory, in their order, into `out`."""

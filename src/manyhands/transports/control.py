@@ -3,6 +3,7 @@
     line 0   [ arrivals of worker 0 | unused ...      ]     64 bytes: a cache line each, so that a worker
     line 1   [ arrivals of worker 1 | unused ...      ]     who writes its own does not slow down those
     line n.. [ words of the mailboxes ]                     who read another's
+    last     [ the bell ]
 
 Each worker holds a lock on byte `rank` of the file for as long as it lives: the kernel gives it up with the
 process, however that ends, so a lock that can be had belongs to a worker who is gone.
@@ -14,10 +15,12 @@ import fcntl
 import mmap
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
-from manyhands.transports.waiting import Wait, fence, late, lost, spins, yielding
+from manyhands.transports.bell import Bell
+from manyhands.transports.waiting import Wait, fence, late, lost, poll, spins, yielding
 
 LINE = 64  # bytes of a cache line
 WORDS = LINE // 8
@@ -41,6 +44,7 @@ class Control:
         self.calls: Counter[str] = Counter()
         self._rank, self._names, self._timeout = rank, names, timeout
         self._spins, self._yielding = spins(len(names)), yielding(len(names))
+        self.bell = Bell(mapped, nbytes - LINE, rank, len(names))
         self._arrived = 0
         self._mine = rank * WORDS
         self._others = tuple(peer * WORDS for peer in range(len(names)) if peer != rank)
@@ -78,10 +82,37 @@ class Control:
             if missing and wait.over:
                 raise late(self._timeout, self.said, [self._names[peer] for peer in missing])
 
+    def first(self, found: Callable[[], int | None]) -> int:
+        """The peer that is found; as long as there is none, some of them are alive or nobody will be."""
+        wait = Wait(self._timeout, self._yielding)
+        while (peer := found()) is None:
+            if not wait.rest():
+                continue
+            others = [line // WORDS for line in self._others]
+            if all(self._gone(peer) for peer in others) and found() is None:
+                raise lost(self.said, [self._names[peer] for peer in others])
+            if wait.over:
+                raise late(self._timeout, self.said)
+        return peer
+
     @property
     def said(self) -> str:
         """`barrier 2,408`."""
         return f"{self.doing} {self.calls[self.doing]:,}"
+
+    @contextmanager
+    def exclusive(self, number: int) -> Iterator[None]:
+        """Hold the lock on a byte behind those of the workers; the kernel gives it up with the process."""
+        byte = len(self._names) + number
+        fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, byte)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, byte)
+
+    def until(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Look until it is so, at most so long."""
+        return poll(ready, seconds, self._spins, self._yielding)
 
     def close(self) -> None:
         """Leave in good order: whoever still waits for this worker learns that it is gone."""

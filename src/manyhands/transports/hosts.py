@@ -12,14 +12,16 @@ a byte crosses the network as often as there are hosts, however many workers the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
+from manyhands.errors import UsageError
 from manyhands.place import Place
 from manyhands.transports import grid, wire
-from manyhands.transports.base import CPU, PATIENCE, Transport
+from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
 from manyhands.transports.shm import Shm
 
 
@@ -47,9 +49,9 @@ class Hosts:
         self.peers_on_host = grid.line_of(self.rank, rows)
         self._row_of = {rank: number for number, row in enumerate(rows) for rank in row}
         self._column_of = {rank: number for number, column in enumerate(columns) for rank in column}
-        self._messages = between(place, device=device, timeout=timeout)
+        self.messages = between(place, device=device, timeout=timeout)
         self.on_host: Transport = Shm(place, device=device, timeout=timeout)
-        self.across = self._messages.parts(columns)
+        self.across = self.messages.parts(columns)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Rows, then a slice of each column, then rows again."""
@@ -72,20 +74,24 @@ class Hosts:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """By messages between all."""
-        return self._messages.all_gather(tensor)
+        return self.messages.all_gather(tensor)
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Through memory to a peer on this host, else as a message."""
         if to in self.peers_on_host:
             self.on_host.send(tensor, self._column_of[to])
         else:
-            self._messages.send(tensor, to)
+            self.messages.send(tensor, to)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """The other end of a send."""
         if source in self.peers_on_host:
             return self.on_host.recv(tensor, self._column_of[source])
-        return self._messages.recv(tensor, source)
+        return self.messages.recv(tensor, source)
+
+    def recv_any(self, tensor: Tensor) -> int:
+        """Refused: a worker on this host and one elsewhere cannot be listened to at once; `messages` can."""
+        raise UsageError("between hosts and within them, messages come two ways: use transport.messages")
 
     def barrier(self) -> None:
         """Each row, then the first column, then each row again."""
@@ -98,11 +104,23 @@ class Hosts:
         """Of this host."""
         return self.on_host.share(name, nbytes)
 
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """Of this host."""
+        return self.on_host.exclusive(number)
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """On this host."""
+        return self.on_host.until(ready, seconds, what)
+
+    def ring(self) -> None:
+        """On this host."""
+        self.on_host.ring()
+
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""
         return self.on_host.add_shared(parts, out)
 
     def close(self) -> None:
         """All three."""
-        for transport in (self.on_host, self.across, self._messages):
+        for transport in (self.on_host, self.across, self.messages):
             transport.close()

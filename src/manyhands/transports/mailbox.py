@@ -53,6 +53,18 @@ class Mailboxes:
             self._sent[to] = sent = sent + 1
             flags[sent_flag] = sent
 
+    def first(self) -> int:
+        """The worker whose message is there, when there is one; all of them gone is an error."""
+        flags, others = self._control.flags, [peer for peer in range(self._size) if peer != self._rank]
+        lines = {
+            peer: (self._first_line + LINES * (peer * self._size + self._rank)) * WORDS for peer in others
+        }
+
+        def found() -> int | None:
+            return next((peer for peer in others if flags[lines[peer]] > self._taken[peer]), None)
+
+        return self._control.first(found)
+
     def recv(self, message: Tensor, source: int) -> None:
         """Fill a row of bytes from the ring of one worker."""
         pair = source * self._size + self._rank

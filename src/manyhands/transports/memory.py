@@ -62,6 +62,12 @@ def together(
             path.unlink(missing_ok=True)
 
 
+def attach(path: str) -> tuple[int, mmap.mmap]:
+    """The memory that another process of this host holds open: it has lost its name."""
+    fd = _open(Path(path))
+    return fd, mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED)
+
+
 def reserve(fd: int, start: int, nbytes: int) -> None:
     """Take this part of a file's memory now, or say how much there is.
 

@@ -12,8 +12,8 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, final
 
 import torch
@@ -22,9 +22,9 @@ from torch import Tensor
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.place import Place
 from manyhands.transports import wire
-from manyhands.transports.base import CPU, PATIENCE, Transport
+from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
 from manyhands.transports.solo import Solo
-from manyhands.transports.waiting import Wait, late, lost, spins
+from manyhands.transports.waiting import Wait, late, lost, poll, spins
 
 PIECE = 2**28  # elements of one call: MPI counts in 32 bits
 EAGER = 2**18  # bytes up to which a send does not wait for its receiver, whatever this MPI's own limit is
@@ -90,6 +90,11 @@ class Mpi:
         """All of it."""
         return self
 
+    @property
+    def messages(self) -> Mpi:
+        """Itself."""
+        return self
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """In MPI's order: fixed, and the same at every rank."""
         self._calls["all_reduce"] += 1
@@ -148,6 +153,18 @@ class Mpi:
                 )
         return wire.back(whole, tensor)
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """Asks which comes first, then receives it."""
+        self._calls["recv_any"] += 1
+        status, wait = self._mpi.Status(), Wait(self._timeout)
+        while not self._comm.Iprobe(status=status):
+            if wait.rest() and wait.over:
+                _give_up()
+                raise late(self._timeout, f"recv_any {self._calls['recv_any']:,}")
+        source = int(status.Get_source())
+        self.recv(tensor, source)
+        return source
+
     def barrier(self) -> None:
         """MPI's own."""
         self._calls["barrier"] += 1
@@ -156,6 +173,17 @@ class Mpi:
     def share(self, name: str, nbytes: int) -> Tensor:
         """Memory of its own."""
         return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """No memory is shared."""
+        return nullcontext()
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """By looking again and again."""
+        return poll(ready, seconds)
+
+    def ring(self) -> None:
+        """Who waits looks by itself."""
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""

@@ -10,7 +10,8 @@ turn: whoever writes into one again has met the others since they read it, so no
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import final
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from manyhands.place import Place
 from manyhands.transports import control, mailbox, memory, wire
-from manyhands.transports.base import CPU, PATIENCE
+from manyhands.transports.base import CPU, PATIENCE, Awaited
 from manyhands.transports.control import LINE
 from manyhands.transports.solo import Solo
 
@@ -38,19 +39,26 @@ class Shm:
         self.rank, self.size = place.local_rank, len(names)
         self.peers_on_host: tuple[int, ...] = tuple(range(self.size))
         self._closed = False
-        lines = self.size + mailbox.LINES * self.size**2
+        lines = self.size + mailbox.LINES * self.size**2 + 1  # the last is the bell's
         head = _pages(lines * LINE)
         slot = max(PAGE, min(SLOT, STAGING // self.size) // PAGE * PAGE)
         stride = PAGE + slot  # a header has a page of its own, so that slots begin on one
         rings = head + 2 * self.size * stride
-        fd, mapped = memory.together(
-            lambda text: [place.line.exchange(text)[name] for name in names],
-            self.rank == 0,
-            "control",
-            rings + self.size**2 * mailbox.RING,
-            reserved=rings,
-            opened=partial(control.claim, rank=self.rank),
-        )
+        self._line, self._joining = place.line, place.joining
+        self._kept: list[int] = []  # files of shared memory, for those who join later
+        if place.joining:
+            fd, mapped = memory.attach(place.line.posted["shm control"])
+            control.claim(fd, self.rank)
+        else:
+            fd, mapped = memory.together(
+                lambda text: [place.line.exchange(text)[name] for name in names],
+                self.rank == 0,
+                "control",
+                rings + self.size**2 * mailbox.RING,
+                reserved=rings,
+                opened=partial(control.claim, rank=self.rank),
+            )
+            self._post("control", fd)
         file = torch.frombuffer(mapped, dtype=torch.uint8)
         self._control = control.Control(fd, mapped, lines * LINE, self.rank, names, timeout)
         self._mail = mailbox.Mailboxes(self._control, self.size, file, rings, self.rank, self.size)
@@ -68,6 +76,11 @@ class Shm:
     def across(self) -> Solo:
         """There is one host."""
         return Solo()
+
+    @property
+    def messages(self) -> Shm:
+        """Itself."""
+        return self
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum in rank order; each worker its slice, or all of it where that is faster."""
@@ -115,20 +128,52 @@ class Shm:
         self._mail.recv(wire.as_bytes(whole), source)
         return wire.back(whole, tensor)
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """Out of the first ring that has anything."""
+        self._control.begin("recv_any")
+        source = self._mail.first()
+        self.recv(tensor, source)
+        return source
+
     def barrier(self) -> None:
         """A flag each."""
         self._control.begin("barrier")
         self._control.meet()
 
     def share(self, name: str, nbytes: int) -> Tensor:
-        """A file of their own, which has lost its name by the time this returns."""
+        """A file of their own, which has lost its name by the time this returns.
+
+        Who joins later finds it through the first worker, who keeps it open; so it asks nobody.
+        """
         self._control.begin("share")
         if nbytes == 0:
             return torch.zeros(0, dtype=torch.uint8)  # nothing cannot be mapped
-        what = "".join(letter if letter.isalnum() else "_" for letter in name) or "memory"
-        fd, mapped = memory.together(self._tell, self.rank == 0, what, nbytes)
-        os.close(fd)
+        if self._joining:
+            fd, mapped = memory.attach(self._line.posted[f"shm {name}"])
+        else:
+            what = "".join(letter if letter.isalnum() else "_" for letter in name) or "memory"
+            fd, mapped = memory.together(self._tell, self.rank == 0, what, nbytes)
+            self._post(name, fd)
+        if self.rank == 0:
+            self._kept.append(fd)
+        else:
+            os.close(fd)
         return torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """A lock on a byte of the file."""
+        return self._control.exclusive(number)
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """Work may be there without a word; an answer and a request come with the bell."""
+        self._control.begin(what)
+        if what in ("answer", "request"):
+            return self._control.bell.until(ready, seconds)
+        return self._control.until(ready, seconds)
+
+    def ring(self) -> None:
+        """The host's bell."""
+        self._control.bell.ring()
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""
@@ -139,8 +184,14 @@ class Shm:
         if not self._closed:
             self._closed = True
             self._control.close()
+            for fd in self._kept:
+                os.close(fd)
             self._slots.clear()
             del self._mail, self._headers
+
+    def _post(self, name: str, fd: int) -> None:
+        if self.rank == 0:
+            self._line.post(f"shm {name}", f"/proc/{os.getpid()}/fd/{fd}")
 
     def _next(self, dtype: torch.dtype) -> list[Tensor]:
         """The slots of the staging whose turn it is, by rank."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from manyhands.errors import UsageError
 from manyhands.place import Place
 from manyhands.transports import wire
-from manyhands.transports.base import CPU, PATIENCE
+from manyhands.transports.base import CPU, PATIENCE, Awaited
+from manyhands.transports.waiting import poll
 
 
 @final
@@ -38,6 +40,11 @@ class Solo:
         """Itself."""
         return self
 
+    @property
+    def messages(self) -> Solo:
+        """Itself."""
+        return self
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over one rank."""
         return tensor
@@ -60,12 +67,27 @@ class Solo:
         """There is nobody to receive from."""
         raise UsageError(f"the solo transport has one rank: nothing can come from rank {source}")
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """There is nobody to receive from."""
+        raise UsageError("the solo transport has one rank: nothing can come from another")
+
     def barrier(self) -> None:
         """Everyone is here."""
 
     def share(self, name: str, nbytes: int) -> Tensor:
         """Memory of its own: nobody else asks for it."""
         return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """Nobody else is there."""
+        return nullcontext()
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """By looking again and again."""
+        return poll(ready, seconds)
+
+    def ring(self) -> None:
+        """Who waits looks by itself."""
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, NoReturn, Self, TypeVar, final
 
@@ -19,9 +20,9 @@ from torch import Tensor
 from manyhands.errors import PeerLostError, UsageError
 from manyhands.place import Place
 from manyhands.transports import grid, wire
-from manyhands.transports.base import CPU, PATIENCE, Transport
+from manyhands.transports.base import CPU, EXCLUSIVE, PATIENCE, Awaited, Transport
 from manyhands.transports.solo import Solo
-from manyhands.transports.waiting import late, lost
+from manyhands.transports.waiting import late, lost, poll
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class Group:
         self.changed = threading.Condition()
         self.gone: set[int] = set()
         self.rooms: dict[tuple[int, ...], Room] = {}
+        self.locks = [threading.Lock() for _ in range(EXCLUSIVE)]
 
     def transport(self, rank: int) -> Threads:
         """The transport of one rank."""
@@ -152,6 +154,11 @@ class Threads:
         """The ranks of the same number on each pretended host."""
         return self._among(self._column)
 
+    @property
+    def messages(self) -> Threads:
+        """Itself."""
+        return self
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Each rank sums everything, in rank order."""
         whole = wire.row(tensor)
@@ -183,6 +190,16 @@ class Threads:
             tensor.detach().copy_(letters.popleft())
         return tensor
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """The oldest letter of the lowest rank that has written."""
+        doing, letters = self._begin("recv_any"), self._room.letters
+        with self._room.group.changed:
+            others = [peer for peer in range(self.size) if peer != self.rank]
+            self._room.wait(lambda: [] if any(letters[p, self.rank] for p in others) else others, doing)
+            source = next(peer for peer in others if letters[peer, self.rank])
+            tensor.detach().copy_(letters[source, self.rank].popleft())
+        return source
+
     def barrier(self) -> None:
         """A meeting to which nothing is brought."""
         self._meet("barrier", None)
@@ -193,6 +210,17 @@ class Threads:
             return self.on_host.share(name, nbytes)
         shared: Tensor = self._meet("share", torch.zeros(nbytes, dtype=torch.uint8))[0]
         return shared
+
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """A lock of the group."""
+        return self._room.group.locks[number]
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """By looking again and again."""
+        return poll(ready, seconds)
+
+    def ring(self) -> None:
+        """Who waits looks by itself."""
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, final
@@ -22,9 +22,9 @@ from torch import Tensor
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.place import Place
 from manyhands.transports import wire
-from manyhands.transports.base import CPU, PATIENCE, Transport
+from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
 from manyhands.transports.solo import Solo
-from manyhands.transports.waiting import late, lost
+from manyhands.transports.waiting import late, lost, poll
 
 T = TypeVar("T")
 
@@ -114,6 +114,11 @@ class Torch:
         """All of it."""
         return self
 
+    @property
+    def messages(self) -> Torch:
+        """Itself."""
+        return self
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """In gloo's or NCCL's order: fixed, and the same at every rank."""
         if tensor.dtype not in _SUMMED:
@@ -159,6 +164,14 @@ class Torch:
         self._do("recv", lambda: dist.recv(message, group=self.process_group, group_src=source), source)
         return wire.back(whole, tensor)
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """Waits until all of the first is there."""
+        whole = self._row(tensor)
+        message = wire.as_bytes(whole)
+        source: int = self._do("recv_any", lambda: dist.recv(message, group=self.process_group))
+        wire.back(whole, tensor)
+        return self._members.index(source)
+
     def barrier(self) -> None:
         """A round of messages."""
         self._do("barrier", lambda: dist.barrier(self.process_group))
@@ -166,6 +179,17 @@ class Torch:
     def share(self, name: str, nbytes: int) -> Tensor:
         """Memory of its own."""
         return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
+        """No memory is shared."""
+        return nullcontext()
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """By looking again and again."""
+        return poll(ready, seconds)
+
+    def ring(self) -> None:
+        """Who waits looks by itself."""
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""

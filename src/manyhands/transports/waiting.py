@@ -64,6 +64,19 @@ class Wait:
         return time.perf_counter() - self._since > self._timeout
 
 
+def poll(ready: Callable[[], bool], seconds: float, spins: int = 0, yielding: float = 0.0) -> bool:
+    """Look until it is so, resting in between, at most so long."""
+    for _ in range(max(1, spins // 40)):  # one look costs as much as many at a flag
+        if ready():
+            return True
+    wait = Wait(seconds, yielding)
+    while not wait.over:
+        wait.rest()
+        if ready():
+            return True
+    return False
+
+
 _first, _second = threading.Lock(), threading.Lock()
 
 

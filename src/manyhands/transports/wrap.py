@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeVar, final, get_args
 
 from torch import Tensor
 
 from manyhands.clock import ASIDE, Clock
 from manyhands.faults import Fault
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Awaited, Transport
 
 T = TypeVar("T")
+_WAITS = ("barrier", "lock", *get_args(Awaited))  # in which nothing is moved
 
 
 class Wrapper:
@@ -52,6 +54,11 @@ class Wrapper:
         """Wrapped alike."""
         return self._part("across")
 
+    @property
+    def messages(self) -> Self:
+        """Wrapped alike."""
+        return self._part("messages")
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The inner transport's."""
         return self.around("all_reduce", tensor.nbytes, self.inner.all_reduce, tensor)
@@ -72,6 +79,10 @@ class Wrapper:
         """The inner transport's."""
         return self.around("recv", tensor.nbytes, self.inner.recv, tensor, source)
 
+    def recv_any(self, tensor: Tensor) -> int:
+        """The inner transport's."""
+        return self.around("recv_any", tensor.nbytes, self.inner.recv_any, tensor)
+
     def barrier(self) -> None:
         """The inner transport's."""
         self.around("barrier", 0, self.inner.barrier)
@@ -79,6 +90,24 @@ class Wrapper:
     def share(self, name: str, nbytes: int) -> Tensor:
         """The inner transport's; nothing moves yet."""
         return self.around("share", 0, self.inner.share, name, nbytes)
+
+    @contextmanager
+    def exclusive(self, number: int = 0) -> Iterator[None]:
+        """The inner transport's; what is counted is the way in."""
+        inside = self.inner.exclusive(number)
+        self.around("lock", 0, inside.__enter__)
+        try:
+            yield
+        finally:
+            inside.__exit__(None, None, None)
+
+    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        """The inner transport's."""
+        return self.around(what, 0, self.inner.until, ready, seconds, what)
+
+    def ring(self) -> None:
+        """The inner transport's."""
+        self.inner.ring()
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The inner transport's."""
@@ -115,7 +144,7 @@ class _Books:
 
 @final
 class Counting(Wrapper):
-    """Counts calls, bytes and seconds, and charges them on the worker's clock: barriers are `wait`.
+    """Counts calls, bytes and seconds, and charges them on the worker's clock: what moves nothing is `wait`.
 
     What is exchanged while evaluating or saving is part of that, not of training. Another thread may read
     `current` and `moves` at any time.
@@ -162,7 +191,7 @@ class Counting(Wrapper):
         books.operation = operation
         if clock is not None and clock.current in ASIDE:
             clock = None
-        before = clock.switch("wait" if operation == "barrier" else "communication") if clock else ""
+        before = clock.switch("wait" if operation in _WAITS else "communication") if clock else ""
         since = time.perf_counter()
         result = call(*arguments)  # whoever fails in it is still asked what it was doing
         entry.seconds += time.perf_counter() - since

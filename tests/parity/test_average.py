@@ -1,0 +1,518 @@
+"""Local SGD against what can be computed without it: one worker, all-reduce, and numpy by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from manyhands.data.base import Batch, Request
+from manyhands.data.order import Share
+from manyhands.recipes.base import Recipe
+from manyhands.recipes.members import constant, lamb, lars
+from manyhands.strategies.allreduce import AllReduce
+from manyhands.strategies.average import Average
+from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.options import AverageOptions
+from manyhands.strategies.single import Single
+from manyhands.tasks import find
+from manyhands.tasks.quadratic import Displacement, points, stiffness
+from manyhands.transports.base import Transport
+from manyhands.transports.solo import Solo
+from manyhands.transports.threads import Group
+
+Array = npt.NDArray[np.float64]
+State = dict[str, Tensor]
+FEATURES, CLASSES = 6, 3
+SGD = constant(lr=0.1)
+DECAYED = constant(lr=0.1, weight_decay=0.1)
+MOMENTUM = constant(lr=0.1, momentum=0.9, weight_decay=0.01)
+NESTEROV = constant(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+RECIPES = {"sgd": SGD, "decayed": DECAYED, "momentum": MOMENTUM, "nesterov": NESTEROV}
+EVERY_STEP = AverageOptions(every=1)
+SIZES = (9, 10, 2, 7, 1, 8)  # uneven, and twice fewer samples than three workers
+
+
+# ---- models
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 37), nn.Tanh(), nn.Linear(37, CLASSES))
+
+
+def tied_and_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, FEATURES), plain())
+    model[2].weight = model[0].weight
+    model[2].bias.requires_grad_(False)
+    return model
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+class Sometimes(nn.Module):
+    """Branches that some samples use or none; a scalar; a constant; odd registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z_last = nn.Linear(FEATURES, CLASSES)
+        self.never = nn.Linear(3, 3)
+        self.rare = nn.Linear(FEATURES, CLASSES)
+        self.alone = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("constant", torch.rand(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.z_last(x.tanh()) * self.alone
+        odd = x[:, 0] > 1.0
+        return out + self.rare(x) * odd[:, None] if odd.any() else out
+
+
+class Mixed(nn.Module):
+    """Parameters of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 5).double()
+        self.second = nn.Linear(5, CLASSES).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x).tanh().float()).double()
+        return out
+
+
+class Strided(nn.Module):
+    """Parameters whose memory is not in the order of their indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.turned = nn.Parameter(torch.randn(CLASSES, 8).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.view(-1, 1, 2, 3)).flatten(1) @ self.turned
+
+
+class Sparse(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(11, CLASSES, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.rows((x * 3).long().abs() % 11).sum(1)
+        return out
+
+
+def make(model: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    made = model()
+    return made if isinstance(made, Mixed) else made.double()
+
+
+def batches(sizes: Sequence[int]) -> list[Batch]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        Batch(
+            torch.randn(size, FEATURES, dtype=torch.float64, generator=generator),
+            torch.randint(0, CLASSES, (size,), generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+# ---- workers
+
+
+def share(batch: Batch, rank: int, workers: int, accumulate: int = 1) -> list[Batch]:
+    whole = Request(0, np.arange(batch.size))
+    parts = [torch.from_numpy(part.samples.copy()) for part in Share(rank, workers, accumulate).of(whole)]
+    return [Batch(batch.inputs[part], batch.targets[part]) for part in parts]
+
+
+def drive(worker: Any, rank: int, workers: int, data: list[Batch], accumulate: int = 1) -> tuple[State, Any]:
+    losses = [
+        worker.step(share(batch, rank, workers, accumulate), batch.size, lr=0.1 / (1 + number)).loss
+        for number, batch in enumerate(data)
+    ]
+    return {name: tensor.detach().clone() for name, tensor in worker.state().items()}, losses
+
+
+def setup(
+    model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, options: Any = EVERY_STEP
+) -> Setup:
+    compute = Compute(nn.functional.cross_entropy)
+    return Setup(make(model), recipe, compute, transport, options=options, epoch=100)
+
+
+def alone(model: Callable[[], nn.Module], recipe: Recipe, data: list[Batch]) -> tuple[State, Any]:
+    return drive(Single(setup(model, recipe, Solo())), 0, 1, data)
+
+
+def together(
+    workers: int,
+    model: Callable[[], nn.Module],
+    recipe: Recipe,
+    data: list[Batch],
+    accumulate: int = 1,
+    strategy: Any = Average,
+) -> list[tuple[State, Any]]:
+    """Models are built one after the other (threads share torch's generator), then all train at once."""
+    group = Group(workers, timeout=20)
+    setups = [setup(model, recipe, group.transport(rank)) for rank in range(workers)]
+
+    def work(transport: Transport) -> tuple[State, Any]:
+        rank = transport.rank
+        return drive(strategy(setups[rank]), rank, workers, data, accumulate)
+
+    return group.run(work)
+
+
+def close(actual: State, expected: State, tolerance: float = 1e-11, skip: Sequence[str] = ()) -> None:
+    names = {name for name in actual if not name.startswith("average/")}
+    assert names == expected.keys()
+    for name, tensor in expected.items():
+        if not name.endswith(tuple(skip) or ("\0",)):
+            assert actual[name].shape == tensor.shape, name
+            worst = (actual[name].double() - tensor.double()).abs().max().item() if tensor.numel() else 0.0
+            bound = 1e-5 if tensor.dtype == torch.float32 and tensor.dim() else tolerance
+            assert worst <= bound, f"{name} differs by {worst}"
+
+
+# ---- an average a step is all-reduce
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_average_a_step_is_one_worker_and_allreduce(recipe: str, workers: int) -> None:
+    data = batches(SIZES)
+    expected, losses = alone(plain, RECIPES[recipe], data)
+    others = together(workers, plain, RECIPES[recipe], data, strategy=AllReduce)
+    for (state, found), (theirs, _) in zip(
+        together(workers, plain, RECIPES[recipe], data), others, strict=True
+    ):
+        close(state, expected)
+        close(state, theirs)
+        assert found == pytest.approx(losses, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [
+        (tied_and_frozen, NESTEROV),
+        (Strided, NESTEROV),
+        (Mixed, MOMENTUM),
+        (Sometimes, SGD),  # with momentum, who does not use a parameter does not forget its past steps either
+        (Sparse, SGD),
+    ],
+)
+def test_every_kind_of_model(model: Callable[[], nn.Module], recipe: Recipe) -> None:
+    data = batches((8, 6, 2, 9, 12))
+    expected, _ = alone(model, recipe, data)
+    for state, _ in together(3, model, recipe, data):
+        close(state, expected, 1e-6 if model is Mixed else 1e-11)  # half of it computes in float32
+
+
+@settings(max_examples=25)
+@given(
+    workers=st.integers(1, 4),
+    accumulate=st.integers(1, 3),
+    sizes=st.lists(st.integers(1, 17), min_size=1, max_size=4),
+    recipe=st.sampled_from(sorted(RECIPES)),
+)
+def test_any_division_of_any_batches(workers: int, accumulate: int, sizes: list[int], recipe: str) -> None:
+    data = batches(sizes)
+    expected, losses = alone(plain, RECIPES[recipe], data)
+    for state, found in together(workers, plain, RECIPES[recipe], data, accumulate):
+        close(state, expected, 1e-10)
+        assert found == pytest.approx(losses, abs=1e-11)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [SGD, NESTEROV, constant(optimizer="adamw", weight_decay=0.1), lars(), lamb(), constant(clip=0.01)],
+    ids=lambda recipe: recipe.optimizer,
+)
+@pytest.mark.parametrize("every", [1, 3, 16])
+def test_one_worker_is_single_to_the_last_bit(recipe: Recipe, every: int) -> None:
+    data = batches((9, 10, 2, 7, 8))
+    expected, losses = alone(normed, recipe, data)
+    worker = Average(setup(normed, recipe, Solo(), AverageOptions(every=every)))
+    state, found = drive(worker, 0, 1, data)
+    assert found == losses
+    for name, tensor in expected.items():
+        assert torch.equal(state[name], tensor), name
+
+
+def test_batch_norm_by_worker_is_one_worker_that_takes_the_shares_in_turn() -> None:
+    data = batches((9, 12, 10))
+    expected, losses = drive(Single(setup(normed, NESTEROV, Solo())), 0, 1, data, accumulate=3)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    theirs = together(3, normed, NESTEROV, data, strategy=AllReduce)
+    for (state, found), (other, _) in zip(together(3, normed, NESTEROV, data), theirs, strict=True):
+        close(state, expected, skip=statistics)
+        close(state, other)  # running statistics too
+        assert found == pytest.approx(losses, abs=1e-12)
+
+
+def test_a_constant_buffer_is_not_touched_by_rounding() -> None:
+    before = make(Sometimes).constant
+    for state, _ in together(3, Sometimes, MOMENTUM, batches((7, 8, 9, 10))):
+        assert torch.equal(state["model/constant"], before)
+
+
+def test_all_have_the_same_bits_after_an_average() -> None:
+    for model, recipe, sizes in (
+        (normed, NESTEROV, (7, 8, 9)),
+        (Sometimes, constant(optimizer="adam", lr=0.01), (7, 8, 2, 9)),
+    ):
+        (first, _), *rest = together(3, model, recipe, batches(sizes))
+        for state, _ in rest:
+            assert state.keys() == first.keys()
+            for name, tensor in first.items():
+                assert torch.equal(state[name], tensor), name
+
+
+def test_memory_of_a_parameter_that_others_used_first() -> None:
+    """Adam begins to remember at the first gradient: whoever had none so far remembers what the mean did."""
+    adam = constant(optimizer="adam", lr=0.01)
+    inputs = torch.full((4, FEATURES), 0.1, dtype=torch.float64)
+    inputs[0, 0] = 2.0  # the rare branch, at worker 0 only
+    data = [Batch(inputs, torch.tensor([0, 1, 2, 0]))] * 2
+    (first, _), (second, _) = together(2, Sometimes, adam, data)
+    assert first["optimizer/step/rare.weight"].item() == 2
+    assert first["optimizer/exp_avg/rare.weight"].abs().max() > 0
+    assert "optimizer/exp_avg/never.weight" not in first
+    assert second["optimizer/step/rare.weight"].item() == 2
+
+
+def test_steps_are_counted_where_a_worker_had_no_sample() -> None:
+    data = batches((6, 1, 1, 6))
+    for state, _ in together(3, plain, constant(optimizer="adam", lr=0.01), data):
+        assert {t.item() for name, t in state.items() if name.startswith("optimizer/step/")} == {4.0}
+
+
+# ---- more steps than one: iterates by hand
+
+
+class Hand:
+    """Local SGD, DiLoCo and EASGD on the quadratic, by their formulas alone."""
+
+    def __init__(self, h: Array, workers: int, momentum: float = 0.0) -> None:
+        self.h, self.momentum, self.workers = h, momentum, workers
+        self.x, self.v = np.zeros((workers, len(h))), np.zeros((workers, len(h)))
+        self.used = np.zeros(workers)
+        self.anchor, self.velocity, self.centre = np.zeros_like(h), np.zeros_like(h), np.zeros_like(h)
+
+    def step(self, shares: Sequence[Array], lr: float) -> None:
+        for rank, part in enumerate(shares):
+            if len(part):
+                gradient = self.h * (self.x[rank] - part.mean(axis=0))
+                self.v[rank] = self.momentum * self.v[rank] + gradient
+                self.x[rank] = self.x[rank] - lr * self.v[rank]
+                self.used[rank] += len(part)
+
+    def mean(self, what: Array) -> Array:
+        weights = self.used / self.used.sum()
+        return (weights[:, None] * what).sum(axis=0)
+
+    def average(self) -> None:
+        self.x[:], self.v[:] = self.mean(self.x), self.mean(self.v)
+        self.used[:] = 0
+
+    def diloco(self, lr: float, momentum: float) -> None:
+        gradient = self.anchor - self.mean(self.x)
+        self.velocity = momentum * self.velocity + gradient
+        self.anchor = self.anchor - lr * (gradient + momentum * self.velocity)
+        self.x[:], self.v[:] = self.anchor, self.mean(self.v)
+        self.used[:] = 0
+
+    def easgd(self, a: float) -> None:
+        apart = self.x - self.centre
+        self.x, self.centre = self.x - a * apart, self.centre + a * apart.sum(axis=0)
+        self.used[:] = 0
+
+
+DIMENSIONS = 4
+DATA, STIFFNESS = points(60, DIMENSIONS), stiffness(DIMENSIONS, 10.0)
+LOSS = find.build("quadratic", {"n": 60, "dimensions": DIMENSIONS}).loss
+Step = tuple[list[Array], float]  # every worker's samples, and the rate
+
+
+def some_steps(workers: int, count: int, seed: int = 0) -> list[Step]:
+    """Random uneven shares, some of them empty but never all, and a rate that changes."""
+    generator = np.random.default_rng(seed)
+    steps = []
+    for number in range(count):
+        sizes = generator.integers(0, 5, workers)
+        sizes[generator.integers(workers)] += 1
+        rows = generator.choice(len(DATA), sizes.sum(), replace=False)
+        steps.append((list(np.split(DATA[rows], np.cumsum(sizes)[:-1])), 0.3 / (1 + number)))
+    return steps
+
+
+def walk(
+    workers: int, steps: list[Step], options: AverageOptions, momentum: float = 0.0, epoch: int = 0
+) -> list[list[tuple[Array, Array]]]:
+    """By rank and step: a worker's own weights, and what all have learned together."""
+    group = Group(workers, timeout=20)
+    recipe = constant(lr=0.1, momentum=momentum)
+    setups = [
+        Setup(
+            Displacement(DIMENSIONS).double(),
+            recipe,
+            Compute(LOSS),
+            group.transport(rank),
+            options=options,
+            epoch=epoch,
+        )
+        for rank in range(workers)
+    ]
+
+    def work(transport: Transport) -> list[tuple[Array, Array]]:
+        worker, path = Average(setups[transport.rank]), []
+        weight: Any = worker.model.weight
+        for shares, lr in steps:
+            mine, total = torch.from_numpy(shares[transport.rank]), sum(map(len, shares))
+            parts = [Batch(mine, torch.zeros(len(mine)))] if len(mine) else []
+            worker.step(parts, total, lr)
+            own = weight.detach().numpy().copy()
+            with worker.whole():
+                path.append((own, weight.detach().numpy().copy()))
+        return path
+
+    return group.run(work)
+
+
+def check(
+    paths: list[list[tuple[Array, Array]]], number: int, own: Array, learned: Array, tolerance: float = 1e-14
+) -> None:
+    for rank, path in enumerate(paths):
+        assert np.abs(path[number][0] - own[rank]).max() < tolerance, (rank, number)
+        assert np.abs(path[number][1] - learned).max() < tolerance, (rank, number)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_every_four_steps_by_hand(workers: int, momentum: float) -> None:
+    steps = some_steps(workers, 11)
+    paths, hand = walk(workers, steps, AverageOptions(every=4), momentum), Hand(STIFFNESS, workers, momentum)
+    for number, (shares, lr) in enumerate(steps):
+        hand.step(shares, lr)
+        learned = hand.mean(hand.x)
+        if (number + 1) % 4 == 0:
+            hand.average()
+        check(paths, number, hand.x, learned)
+
+
+@settings(max_examples=25)
+@given(
+    workers=st.integers(1, 4),
+    every=st.integers(1, 5),
+    momentum=st.sampled_from([0.0, 0.8]),
+    seed=st.integers(0, 10_000),
+)
+def test_the_average_of_any_split_is_the_mean_by_samples(
+    workers: int, every: int, momentum: float, seed: int
+) -> None:
+    steps = some_steps(workers, every, seed)
+    paths = walk(workers, steps, AverageOptions(every=every), momentum)
+    hand = Hand(STIFFNESS, workers, momentum)
+    for shares, lr in steps:
+        hand.step(shares, lr)
+    mean = hand.mean(hand.x)
+    for path in paths:
+        assert np.abs(path[-1][0] - mean).max() < 1e-14
+
+
+def test_shares_of_one_and_nine_weigh_one_and_nine() -> None:
+    steps = [([DATA[:1], DATA[1:10]], 0.5)]
+    paths = walk(2, steps, EVERY_STEP)
+    ones, nines = (0.5 * STIFFNESS * part.mean(axis=0) for part in steps[0][0])
+    for path in paths:
+        assert np.abs(path[0][0] - (0.1 * ones + 0.9 * nines)).max() < 1e-15
+
+
+def test_once_an_epoch() -> None:
+    steps: list[Step] = [([DATA[:3], DATA[3:size]], 0.1) for size in (6, 6, 5, 6, 6, 5, 6)]
+    paths, hand = walk(2, steps, AverageOptions(every="epoch"), epoch=17), Hand(STIFFNESS, 2)
+    for number, (shares, lr) in enumerate(steps):
+        hand.step(shares, lr)
+        learned = hand.mean(hand.x)
+        if number in (2, 5):
+            hand.average()
+        check(paths, number, hand.x, learned)
+
+
+def test_only_at_the_end() -> None:
+    steps = some_steps(2, 40)
+    paths, hand = walk(2, steps, AverageOptions(every="end")), Hand(STIFFNESS, 2)
+    for number, (shares, lr) in enumerate(steps):
+        hand.step(shares, lr)
+        check(paths, number, hand.x, hand.mean(hand.x))
+
+
+def test_post_local_is_synchronous_until_the_rate_first_falls() -> None:
+    rates = [0.1, 0.2, 0.3, 0.3, 0.1, 0.1, 0.1, 0.4, 0.1]  # falls at step 4, and rises again later
+    steps = [(shares, lr) for (shares, _), lr in zip(some_steps(3, 9), rates, strict=True)]
+    paths, hand = walk(3, steps, AverageOptions(every=3, post_local=True)), Hand(STIFFNESS, 3)
+    for number, (shares, lr) in enumerate(steps):
+        hand.step(shares, lr)
+        learned = hand.mean(hand.x)
+        if number < 4 or number == 6:
+            hand.average()
+        check(paths, number, hand.x, learned)
+
+
+def test_diloco_by_hand() -> None:
+    steps = some_steps(3, 12)
+    options = AverageOptions(every=3, outer="nesterov", outer_lr=0.7, outer_momentum=0.9)
+    paths, hand = walk(3, steps, options, momentum=0.9), Hand(STIFFNESS, 3, momentum=0.9)
+    for number, (shares, lr) in enumerate(steps):
+        hand.step(shares, lr)
+        learned = hand.mean(hand.x)
+        if (number + 1) % 3 == 0:
+            hand.diloco(0.7, 0.9)
+            learned = hand.anchor
+        check(paths, number, hand.x, learned)
+
+
+def test_diloco_with_rate_1_and_no_momentum_is_the_mean() -> None:
+    steps = some_steps(3, 10)
+    options = AverageOptions(every=3, outer="nesterov", outer_lr=1.0, outer_momentum=0.0)
+    means = walk(3, steps, AverageOptions(every=3), momentum=0.9)
+    for path, expected in zip(walk(3, steps, options, momentum=0.9), means, strict=True):
+        for (own, learned), (other, mean) in zip(path, expected, strict=True):
+            assert np.abs(own - other).max() < 1e-14
+            assert np.abs(learned - mean).max() < 1e-14
+
+
+@pytest.mark.parametrize("elasticity", [None, 0.2])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_easgd_by_hand_and_the_centre_is_what_is_learned(workers: int, elasticity: float | None) -> None:
+    steps = some_steps(workers, 11)
+    options = AverageOptions(every=3, outer="elastic", elasticity=elasticity)
+    paths, hand = walk(workers, steps, options, momentum=0.5), Hand(STIFFNESS, workers, momentum=0.5)
+    for number, (shares, lr) in enumerate(steps):
+        hand.step(shares, lr)
+        if (number + 1) % 3 == 0:
+            hand.easgd(0.9 / workers if elasticity is None else elasticity)
+        check(paths, number, hand.x, hand.centre)
+
+
+def test_clipping_is_by_each_workers_own_gradient() -> None:
+    recipe = dataclasses.replace(SGD, clip=1e-3)
+    before = {name: tensor.clone() for name, tensor in make(plain).state_dict().items()}
+    [data] = batches((9,))
+    for rank, (state, _) in enumerate(together(3, plain, recipe, [data])):
+        moved = torch.cat([(state[f"model/{name}"] - tensor).flatten() for name, tensor in before.items()])
+        assert moved.norm().item() < 0.1 * 1e-3 * (1 + 1e-9), rank  # a mean of three of that length
