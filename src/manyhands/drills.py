@@ -1,4 +1,4 @@
-"""Scripted faults and slowness where a worker reads and computes; those in collectives are a wrapper of the transport."""
+"""Scripted faults and slowness where a worker reads and computes; in collectives a transport is wrapped."""
 
 from __future__ import annotations
 

@@ -142,8 +142,8 @@ class Session:
             observer.started(start)
         if self.spec.workers > 1 and self.recipe.momentum and not STRATEGIES[self.spec.strategy].momentum:
             self._say(
-                f"momentum {self.recipe.momentum:g} with {self.spec.strategy}: each worker repeats gradients of "
-                "its own past, which the others have acted upon since, and asynchrony acts like momentum by "
+                f"momentum {self.recipe.momentum:g} with {self.spec.strategy}: each worker repeats gradients "
+                "of its own past, which the others have acted upon since, and asynchrony acts like momentum by "
                 "itself; where the loss does not fall, leave it out"
             )
         if self.place.joining:
