@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -61,3 +63,34 @@ def test_collectives_measures_every_transport() -> None:
     found = json.loads(done.stdout)
     assert {"copy", "reduce", "shm", "gloo"} <= found["seconds"].keys()
     assert all(len(times) == len(found["bytes"]) for times in found["seconds"].values())
+
+
+@pytest.mark.slow
+def test_asynchronous_measures_ours_and_what_is_written_by_hand() -> None:
+    words = ["benchmarks/asynchronous/run.py", "--rounds", "1", "--seconds", "0.4", "--json"]
+    words += ["--only", "sparse-logistic", "--sides", "hogwild,average every 4,hogwild by hand"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["side"]: row for row in json.loads(done.stdout)}
+    assert {"one worker", "hogwild", "average every 4", "hogwild by hand"} == rows.keys()
+    for row in rows.values():
+        assert row["best"] == pytest.approx(
+            row["samples_per_second"] / rows["one worker"]["samples_per_second"]
+        )
+    assert sum(rows["hogwild"]["staleness"].values()) > 0
+
+
+def test_the_chart_says_in_words_what_it_shows() -> None:
+    path = ROOT / "benchmarks/asynchronous/chart.py"
+    found = importlib.util.spec_from_file_location("chart", path)
+    assert found is not None
+    assert found.loader is not None
+    chart = importlib.util.module_from_spec(found)
+    found.loader.exec_module(chart)
+    drawn = chart.bars("a <title>", "axis", [("one", 1.0), ("two & more", 0.5)], 1.25)
+    root = ElementTree.fromstring(drawn)
+    assert root.attrib["aria-label"] == "a <title>: one 1.00, two & more 0.50; ideal 1.25"
+    widths = [float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths[0] == pytest.approx(2 * widths[1], rel=1e-3)

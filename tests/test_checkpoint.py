@@ -160,3 +160,13 @@ def test_random_state_comes_back_everywhere() -> None:
     assert draw() != first
     restore_random_state(tensors, numbers)
     assert draw() == first
+
+
+def test_one_number_of_any_stride_is_saved(tmp_path: Path) -> None:
+    """Torch calls it contiguous, whatever its stride is."""
+    odd = torch.arange(4.0).as_strided((1,), (3,), 1)
+    checkpoints = Checkpoints(tmp_path, "run", keep=1)
+    checkpoints.save(1, {"odd": odd}, {})
+    found = checkpoints.latest(print)
+    assert found is not None
+    assert torch.equal(found.tensors["odd"], torch.tensor([1.0]))

@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT
 from manyhands import cli
 
-PAGES = ("README.md", "docs/guide.md", "docs/strategies/allreduce.md")
+STRATEGIES = tuple(f"docs/strategies/{name}.md" for name in ("allreduce", "average", "server", "hogwild"))
+PAGES = ("README.md", "docs/guide.md", *STRATEGIES)
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -69,7 +70,9 @@ def test_the_tree_of_the_readme_exists() -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "docs/design.md", "benchmarks/README.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "CONTRIBUTING.md", "docs/design.md", "docs/faults.md", "benchmarks/README.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         if not target.startswith("http"):

@@ -123,6 +123,12 @@ def _check_strategy(spec: RunSpec) -> None:
         raise UsageError(
             f"strategy server: backup {backup} of {spec.workers} workers leaves nobody to wait for"
         )
+    elasticity = spec.strategy_options.get("elasticity")
+    if spec.strategy == "average" and elasticity is not None and float(elasticity) * spec.workers > 1:
+        raise UsageError(
+            f"strategy average: elasticity {elasticity} of {spec.workers} workers moves their centre further "
+            f"than they are away from it: at most {1 / spec.workers:.3g}"
+        )
     if spec.sync_batchnorm and spec.strategy != "allreduce" and spec.workers > 1:
         raise UsageError(
             f"--sync-batchnorm needs workers that step together: strategy {spec.strategy} has none"
@@ -153,7 +159,7 @@ def _transport(chosen: Mapping[str, Any], workers: int, found: Found | None) -> 
         return "solo"
     if chosen["launcher"] == "mpi":
         return "mpi"
-    if _cuda(chosen.get("device", "auto")):
+    if chosen["strategy"] != "hogwild" and _cuda(chosen.get("device", "auto")):
         return "torch"
     # weight averaging is the message-passing model: under mpirun its messages are MPI's
     passing = chosen["strategy"] == "average" and found is not None and found.starter == "mpirun"

@@ -80,8 +80,15 @@ def _convert(owner: str, option: Option, value: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        reason = error.errors()[0]["msg"].lower().removeprefix("input should be ").split(",")[0]
+        reason = reason_of(error).removeprefix("should be ")
         raise UsageError(f"{owner}: option {option.name} = {value!r} is not {reason}") from None
+
+
+def reason_of(error: ValidationError) -> str:
+    """`should be a valid integer`; where there are choices, all of them."""
+    first = error.errors()[0]
+    text = first["msg"].lower().removeprefix("input ")
+    return text if first["type"] == "literal_error" else text.split(",")[0]
 
 
 def _union(kind: Any) -> tuple[Any, ...]:

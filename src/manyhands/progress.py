@@ -71,7 +71,7 @@ def summary(record: RunRecord) -> list[str]:
     over = words.duration(record.training_seconds)
     return [
         f"{outcome(record)} · {end} at the end · {speed} over {over} · {record.run}",
-        f"where the time went: {words.where_the_time_went(training_phases(record.phases[0]))}"
+        f"where the time went: {words.where_the_time_went(training_phases(record.worker_phases))}"
         + (f" · staleness {stale:.2f}" if (stale := record.mean_staleness) is not None else ""),
         f"next: manyhands show {record.run}",
     ]
@@ -105,7 +105,8 @@ class _Rate:
         """Rate, efficiency where it is known, share of the exchange where there is any."""
         rate = self.per_second(step)
         found = [words.rate(rate, unit), efficiency(self.start, rate)]
-        if self.start.spec.workers > 1 and self._all > 0:
+        spec = self.start.spec
+        if spec.workers > 1 and not spec.servers and self._all > 0:  # a server's time says nothing of theirs
             found.append(f"comm {words.percent(self._exchanging / self._all)}")
         return [fact for fact in found if fact]
 

@@ -30,7 +30,7 @@ class StepRecord:
     metric: float | None = None  # where the test set was evaluated after this step
     test_loss: float | None = None
     worker: int | None = None  # whose update it was, where they make them one by one
-    staleness: int | None = None  # updates by others since this one's worker read the parameters
+    staleness: int | None = None  # updates since its worker read the parameters; none: not yet applied
 
     def to_json(self) -> str:
         """One line. Written out by hand: `asdict` copies deeply and would be half of a step's overhead."""
@@ -111,6 +111,11 @@ class RunRecord(BaseModel):
     peak_memory: int  # bytes, the largest rank
     resumed: int  # how often
     environment: Environment
+
+    @property
+    def worker_phases(self) -> dict[str, float]:
+        """Seconds by phase of the first rank that trains and was not lost."""
+        return next((phases for phases in self.phases[self.spec.servers :] if phases), self.phases[0])
 
     @property
     def mean_staleness(self) -> float | None:

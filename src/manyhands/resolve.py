@@ -12,7 +12,7 @@ from manyhands.errors import UsageError
 from manyhands.recipes import RECIPES
 from manyhands.recipes.base import Recipe
 from manyhands.spec import RunSpec
-from manyhands.strategies import STRATEGIES
+from manyhands.strategies import STRATEGIES, sparse
 from manyhands.strategies import options as strategy_options
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
@@ -38,6 +38,8 @@ def resolve(spec: RunSpec) -> RunSpec:
             "(workers x accumulate): some would have no sample"
         )
     choose_device(spec.device)
+    # what all workers write into is main memory
+    device = "cpu" if spec.strategy == "hogwild" and choose_device("auto").type != "cpu" else spec.device
     if spec.sync_batchnorm and 0 < n % batch < spec.workers * spec.accumulate:
         raise UsageError(
             f"--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last "
@@ -48,13 +50,27 @@ def resolve(spec: RunSpec) -> RunSpec:
         options=options,
         strategy_options=strategy_options.parse(spec.strategy, spec.strategy_options),
         batch=batch,
+        device=device,
         epochs=spec.epochs or task.defaults.epochs,
         recipe=recipe,
         recipe_options=axes.parse(f"recipe {recipe}", _builder(recipe), spec.recipe_options),
         target=task.target if spec.target is None else spec.target,
     )
-    make_recipe(resolved, task)
+    recipe_ = make_recipe(resolved, task)
+    if resolved.strategy == "server":
+        _check_server(resolved, task, recipe_)
     return resolved
+
+
+def _check_server(spec: RunSpec, task: Task, recipe: Recipe) -> None:
+    """What servers cannot do, said before any is started."""
+    if recipe.optimizer in ("lars", "lamb") and spec.servers > 1:
+        raise UsageError(
+            f"{recipe.optimizer} needs the norms of whole layers, and {spec.servers} servers hold slices of "
+            "them: use one server"
+        )
+    with torch.random.fork_rng(devices=[]):
+        sparse.refuse(task.model(), "server")
 
 
 def make_recipe(spec: RunSpec, task: Task) -> Recipe:

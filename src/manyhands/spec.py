@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from manyhands.axes import reason_of
 from manyhands.errors import UsageError, choices
 
 
@@ -208,5 +209,4 @@ def _sentence(error: ValidationError, known: list[str]) -> str:
         return f"a run needs a {name}"
     if first["type"] == "value_error":
         return f"{name} {first['ctx']['error']}"
-    reason = first["msg"].lower().removeprefix("input ").split(",")[0]
-    return f"{name} {reason}, got {first['input']!r}"
+    return f"{name} {reason_of(error)}, got {first['input']!r}"

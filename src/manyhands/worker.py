@@ -143,8 +143,8 @@ class Session:
         if self.spec.workers > 1 and self.recipe.momentum and not STRATEGIES[self.spec.strategy].momentum:
             self._say(
                 f"momentum {self.recipe.momentum:g} with {self.spec.strategy}: each worker repeats gradients "
-                "of its own past, which the others have acted upon since, and asynchrony acts like momentum by "
-                "itself; where the loss does not fall, leave it out"
+                "of its own past, which the others have acted upon since, and asynchrony acts like momentum "
+                "by itself; where the loss does not fall, leave it out"
             )
         if self.place.joining:
             self.place.line.joined()
@@ -196,8 +196,8 @@ class Session:
         self._restore_random_state(saved, here.step)
         if self.leads:
             self.folder.keep_steps(here.step)
-        self.clock.start(saved.state["clock"])
-        if job.accept:
+        self.clock.start(saved.state["clock"] if self.leads or not self.station.free else None)
+        if job.accept and (self.leads or not self.station.free):
             self._save(here)  # from here on it is the changed spec's
         return here
 

@@ -82,7 +82,7 @@ def _print_member(name: str, json: bool) -> None:
         (f"{prefix}{option.name}", _type(option.type), option.default)
         for option in axes.options(builder).values()
     ]
-    about = (builder.__doc__ or "").strip().splitlines()
+    about = [STRATEGIES[name].says] if name in STRATEGIES else (builder.__doc__ or "").strip().splitlines()
     if json:
         fields = [{"option": key, "type": kind, "default": default} for key, kind, default in rows]
         print(
@@ -91,6 +91,8 @@ def _print_member(name: str, json: bool) -> None:
         return
     print(f"{name}: {about[0] if about else ''}")
     width = max((len(key) for key, _, _ in rows), default=0)
+    if not rows:
+        print("  (no options)")
     for key, kind, default in rows:
         print(f"  --set {key + '=':<{width + 1}}  {kind}, default {_default(default)}")
 

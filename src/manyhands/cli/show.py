@@ -82,7 +82,7 @@ def _result(record: RunRecord) -> list[str]:
         f"speed      {words.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
         f"{words.count(record.samples, record.unit)} in {words.duration(record.training_seconds)} training, "
         f"{words.duration(record.seconds)} in all",
-        f"time       {words.where_the_time_went(training_phases(record.phases[0]))}",
+        f"time       {words.where_the_time_went(training_phases(record.worker_phases))}",
         *_staleness(record),
         *_workers(record),
         *(f"lost       {who}" for who in record.lost),
@@ -125,6 +125,8 @@ def _staleness(record: RunRecord) -> list[str]:
     if record.mean_staleness is None:
         return []
     most = max(record.staleness)
+    if most == 0:
+        return ["staleness  none"]
     counts = [float(record.staleness.get(stale, 0)) for stale in range(most + 1)]
     return [
         f"staleness  {record.mean_staleness:.2f} updates in the mean, 0 {_blocks(_thin(counts, 50))} {most}"

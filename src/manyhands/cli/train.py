@@ -59,7 +59,7 @@ def train(
         str | None,
         typer.Option(help="Where workers run. [default: local; env under torchrun, mpirun and srun]"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads a worker. [default: cores / workers]")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads a worker. [default: cores / ranks]")] = None,
     batch: Annotated[
         int | None, typer.Option(help="Samples a step, over all workers. [default: the task's]")
     ] = None,
@@ -131,7 +131,10 @@ def train(
     ] = None,
     restarts: Annotated[
         int | None,
-        typer.Option(help="Start again from the last checkpoint when a worker fails. [default: 0]"),
+        typer.Option(
+            help="Start again from the last checkpoint when a worker fails; with server and hogwild, start a "
+            "new worker in its place. [default: 0]"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/TASK-ID]")] = None,
     resume: Annotated[

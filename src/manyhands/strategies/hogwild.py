@@ -32,7 +32,7 @@ from manyhands.strategies.base import Setup
 from manyhands.strategies.free import LOOK
 from manyhands.strategies.layout import Spot, laid, lay_out
 from manyhands.strategies.same import check_same_model, spread_buffers
-from manyhands.strategies.sparse import sparse_parameters
+from manyhands.strategies.sparse import sparse_parameters, total_norm
 
 
 @final
@@ -92,7 +92,7 @@ class Hogwild:
             compute.backward(loss)
             mean += loss.item()
         if self._clip is not None:
-            compute.clip(self.model.parameters(), self._clip)
+            compute.clip(self.model.parameters(), self._clip, total_norm)
         optimizers.set_rate(self._optimizer, lr)
         compute.update(self._optimizer)
         while ledger.is_full:

@@ -106,6 +106,10 @@ def server(
 
 def parse(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, in its own types."""
+    own = known(strategy)
+    for name in given:
+        if name not in own and (others := [other for other in STRATEGIES if name in known(other)]):
+            raise UsageError(f"strategy {strategy} has no option {name!r}: it is {' and '.join(others)}'s")
     parsed = axes.parse(f"strategy {strategy}", _builder(strategy), given)
     every = parsed.get("every")
     if isinstance(every, str) and every.lstrip("-").isdecimal():  # a number of steps, or a word

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from manyhands.data.base import Batch
-from manyhands.errors import PeerLostError, UsageError
+from manyhands.errors import PeerLostError
 from manyhands.ledger import Claim, Kind, Ledger, Stage
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
@@ -40,11 +40,6 @@ def server(setup: Setup) -> FreeWorker:
     """What this rank is: the first ones serve."""
     options: ServerOptions = setup.options
     refuse(setup.model, "server")
-    if setup.recipe.optimizer in ("lars", "lamb") and options.servers > 1:
-        raise UsageError(
-            f"{setup.recipe.optimizer} needs the norms of whole layers, and {options.servers} servers hold "
-            "slices of them: use one server"
-        )
     if not setup.joining:
         check_same_model(setup.model, setup.transport)
         spread_buffers(setup.model, setup.transport)
@@ -159,8 +154,9 @@ class Server:
             elif claim.kind is Kind.LATER and claim.stage is request.known:
                 continue
             del self._waiting[rank]
-            behind = claim.kind is Kind.TEST and request.version != self._version
-            pull = (claim.kind is Kind.TRAIN and request.pull) or behind
+            behind = request.version != self._version  # who has pulled for a test is not due, and yet may be
+            fresh = request.pull or (behind and self._options.pull_every == 1)
+            pull = (claim.kind is Kind.TRAIN and fresh) or (claim.kind is Kind.TEST and behind)
             self._window.answer(rank, Reply(claim, pull, flush, self._version))
             if claim.kind is Kind.OVER:
                 ledger.leave(rank)
@@ -174,8 +170,9 @@ class Server:
     def _is_complete(self) -> bool:
         """Whether all have come that a round waits for, or can come."""
         assert self._options.backup is not None
-        wanted = max(1, self.ledger.present - self._options.backup)
-        return len(self._round) >= wanted or self.ledger.claimed_since(self._version) <= len(self._round)
+        wanted, ledger = max(1, self.ledger.present - self._options.backup), self.ledger
+        nobody_else = not ledger.has_work and ledger.claimed_since(self._version) <= len(self._round)
+        return len(self._round) >= wanted or nobody_else
 
     def _close_round(self) -> None:
         """One update with the mean gradient of all samples of the round (law 4)."""

@@ -11,14 +11,14 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from manyhands.errors import DeadlineError, PeerLostError
-from manyhands.transports.base import Transport
+from manyhands.transports.base import EXCLUSIVE, Awaited, Transport
 
 DTYPES = (
     torch.float32,
@@ -134,6 +134,36 @@ class TransportSuite:
     def test_add_shared_sums(self) -> None:
         """One part, two, or more."""
         self.each(adds)
+
+    def test_exclusive_lets_one_in_at_a_time(self) -> None:
+        """Of the peers that share memory: no addition to a number that all of them write is lost."""
+        self.each(takes_turns)
+
+    def test_who_dies_inside_lets_others_in(self) -> None:
+        """Nobody has to open the door for it."""
+        size = max(self.sizes)
+        if size == 1 or self.dies is None:
+            pytest.skip("there is nobody to lose" if size == 1 else "whoever started the gang ends it")
+        seen = self.gang(size, partial(dies_inside, dies=self.dies))
+        assert seen[:-1] == ["in"] * (size - 1)
+
+    def test_until_something_has_changed(self) -> None:
+        """In memory that another writes, or by itself; and not for longer than one is willing to wait."""
+        self.each(awaits)
+
+    def test_the_first_message_of_whoever_it_is(self) -> None:
+        """All that were sent come, those of one rank in their order, also with others in between."""
+        self.each(listens)
+
+    def test_who_waits_for_anybody_in_vain_says_so(self) -> None:
+        """The deadline passes, or all others have given up."""
+        size = max(self.sizes)
+        if size == 1:
+            pytest.skip("there is nobody to wait for")
+        seen = self.gang(size, listens_in_vain, self.short)
+        expected = r"waited 0\.\d s in recv_any \d+ for .*|.* gone \(noticed in recv_any \d+\)"
+        assert all(re.fullmatch(expected, text) for text in seen), seen
+        assert any(text.startswith("waited") for text in seen), seen
 
     def test_host_and_across_span_the_gang(self) -> None:
         """Summing over one and then the other sums over all."""
@@ -323,6 +353,92 @@ def adds(transport: Transport) -> None:
         out = torch.empty(8)
         assert transport.add_shared(list(memory[:count]), out) is out
         assert out.tolist() == [float(sum(range(1, count + 1)))] * 8
+
+
+TURNS = 200
+
+
+def takes_turns(transport: Transport) -> None:
+    """Read, and write one more, a counter for each lock."""
+    counters = transport.share("counters", 8 * EXCLUSIVE).view(torch.int64).numpy()
+    transport.barrier()
+    for _ in range(TURNS):
+        for number in range(EXCLUSIVE):
+            with transport.exclusive(number):
+                before = int(counters[number])
+                time.sleep(0)  # a moment in which others would write
+                counters[number] = before + 1
+    transport.barrier()
+    assert counters.tolist() == [TURNS * transport.on_host.size] * EXCLUSIVE
+
+
+def dies_inside(transport: Transport, dies: Callable[[], Any]) -> str:
+    """The last rank ends where only one may be at a time; the others come there when it is inside."""
+    last = transport.size - 1
+    if transport.rank == last:
+        with transport.exclusive(1):
+            for other in range(last):
+                transport.send(torch.ones(1), other)
+            time.sleep(0.2)  # others come, and a message is on its way
+            dies()
+        return ""
+    transport.recv(torch.zeros(1), last)
+    with transport.exclusive(1):
+        return "in"
+
+
+LONG = 20.0  # seconds: nobody waits for that long, or it shows
+
+
+def awaits(transport: Transport) -> None:
+    """The first of each host changes something that the others wait for; they see it at once."""
+    host, changed = transport.on_host, transport.share("changed", 64)
+    for number, what in enumerate(get_args(Awaited)):
+        transport.barrier()
+        since = time.monotonic()
+        if host.rank == 0:
+            time.sleep(0.02)
+            changed[number] = 1
+            transport.ring()
+        assert transport.until(partial(bool, changed[number]), LONG, what)
+        assert time.monotonic() - since < LONG / 2
+        since = time.monotonic()
+        assert not transport.until(lambda: False, 0.01, what)
+        assert time.monotonic() - since >= 0.01
+    assert transport.until(lambda: time.monotonic() - since > 0.03, 0.06)
+
+
+def listens(transport: Transport) -> None:
+    """The first rank hears all others, who say a word and then a longer one; and answers each."""
+    by_message = transport.messages
+    assert (by_message.rank, by_message.size) == (transport.rank, transport.size)
+    words, long = torch.zeros(2, dtype=torch.int64), torch.zeros(70_000)
+    if transport.rank:
+        for number in range(6):
+            by_message.send(torch.tensor([transport.rank, number]), 0)
+            if number % 2:
+                by_message.send(torch.full((70_000,), transport.rank * 10.0 + number), 0)
+                assert by_message.recv(words, 0).tolist() == [number, transport.rank]
+        return
+    heard: dict[int, list[int]] = {rank: [] for rank in range(1, transport.size)}
+    for _ in range(6 * (transport.size - 1)):
+        source = by_message.recv_any(words)
+        rank, number = words.tolist()
+        assert rank == source
+        heard[rank].append(number)
+        if number % 2:
+            by_message.recv(long, rank)
+            assert bool((long == rank * 10.0 + number).all())
+            by_message.send(torch.tensor([number, rank]), rank)
+    assert all(numbers == list(range(6)) for numbers in heard.values())
+
+
+def listens_in_vain(transport: Transport) -> str:
+    """Everybody listens, nobody speaks."""
+    transport.barrier()
+    with pytest.raises((DeadlineError, PeerLostError)) as caught:
+        transport.messages.recv_any(torch.zeros(3))
+    return str(caught.value)
 
 
 def spans(transport: Transport) -> None:

@@ -195,7 +195,15 @@ class Threads:
         doing, letters = self._begin("recv_any"), self._room.letters
         with self._room.group.changed:
             others = [peer for peer in range(self.size) if peer != self.rank]
-            self._room.wait(lambda: [] if any(letters[p, self.rank] for p in others) else others, doing)
+
+            def missing() -> list[int]:
+                """Nobody once there is a letter; as long as some can still write, not those who are gone."""
+                if any(letters[peer, self.rank] for peer in others):
+                    return []
+                gone = self._room.group.gone
+                return [peer for peer in others if self._room.ranks[peer] not in gone] or others
+
+            self._room.wait(missing, doing)
             source = next(peer for peer in others if letters[peer, self.rank])
             tensor.detach().copy_(letters[source, self.rank].popleft())
         return source
