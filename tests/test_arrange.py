@@ -27,6 +27,9 @@ MPIRUN = {
 }
 
 
+ONE_HOST = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+
+
 @pytest.mark.parametrize(
     ("settings", "environ", "chosen"),
     [
@@ -42,6 +45,22 @@ MPIRUN = {
         ({}, {**TORCHRUN, "LOCAL_WORLD_SIZE": "1"}, (2, "allreduce", "torch", "env")),
         ({}, MPIRUN, (4, "allreduce", "mpi", "env")),
         ({"workers": 2, "launcher": "local"}, TORCHRUN, (2, "allreduce", "shm", "local")),
+        # a server is a rank beside the workers
+        ({"strategy": "server"}, {}, (1, "server", "shm", "local")),
+        ({"strategy": "server"}, TORCHRUN, (1, "server", "shm", "env")),
+        ({"strategy": "server"}, MPIRUN, (3, "server", "mpi", "env")),
+        ({"strategy": "server"}, ONE_HOST, (3, "server", "shm", "env")),
+        ({"strategy": "server", "strategy_options": {"servers": "2"}}, MPIRUN, (2, "server", "mpi", "env")),
+        ({"strategy": "server", "workers": 2, "transport": "mpi"}, {}, (2, "server", "mpi", "mpi")),
+        ({"strategy": "hogwild"}, {}, (1, "hogwild", "solo", "inline")),
+        ({"strategy": "hogwild", "restarts": 1}, {}, (1, "hogwild", "solo", "local")),
+        ({"strategy": "hogwild", "workers": 2}, {}, (2, "hogwild", "shm", "local")),
+        ({"strategy": "hogwild"}, ONE_HOST, (4, "hogwild", "shm", "env")),
+        # weights are averaged by messages where MPI is at home
+        ({"strategy": "average", "workers": 2}, {}, (2, "average", "shm", "local")),
+        ({"strategy": "average"}, ONE_HOST, (4, "average", "mpi", "env")),
+        ({"strategy": "average"}, MPIRUN, (4, "average", "mpi", "env")),
+        ({"strategy": "average"}, TORCHRUN, (2, "average", "shm", "env")),
     ],
 )
 def test_what_is_open_is_filled_in(
@@ -55,6 +74,11 @@ def test_what_is_open_is_filled_in(
 def test_ranks_of_torchrun_must_be_as_many_as_asked_for() -> None:
     with pytest.raises(UsageError, match=r"^workers is 3, but torchrun started 2$"):
         arrange({"workers": 3}, TORCHRUN)
+    with pytest.raises(UsageError, match=r"^workers is 2 and servers is 1, but torchrun started 2$"):
+        arrange({"workers": 2, "strategy": "server"}, TORCHRUN)
+    nobody = "started 2 and servers is 2: nobody would be left to work$"
+    with pytest.raises(UsageError, match=nobody):
+        arrange({"strategy": "server", "strategy_options": {"servers": 2}}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^launcher env takes the processes that torchrun, mpirun or srun"):
         arrange({"launcher": "env"}, {})
 
@@ -102,6 +126,20 @@ def test_one_rank_speaks() -> None:
             },
             "transport shm shares main memory, not a GPU's: with --device cuda use torch",
         ),
+        (
+            {"strategy": "server", "workers": 2, "transport": "mpi", "launcher": "local"},
+            "transport mpi needs workers that mpirun started: use --launcher mpi, or mpirun -n 3 manyhands "
+            "train ...",
+        ),
+        (
+            {"strategy": "server", "transport": "shm"},
+            "launcher inline runs one rank, but workers is 1 and servers is 1: use local",
+        ),
+        (
+            {"strategy": "hogwild", "workers": 2, "transport": "torch", "launcher": "local"},
+            "strategy hogwild writes into memory that all workers share, which transport torch has not: use "
+            "shm, or strategy server between hosts",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(fields: dict[str, Any], sentence: str) -> None:
@@ -143,3 +181,23 @@ def test_a_run_that_goes_on_is_arranged_anew_where_its_workers_change(
 def test_one_worker_becomes_several() -> None:
     found = rearrange(RunSpec.of(task="quadratic"), {"workers": 2})
     assert (found["strategy"], found["transport"], found["launcher"]) == ("allreduce", "shm", "local")
+
+
+def test_another_strategy_is_arranged_anew_and_keeps_no_options() -> None:
+    before = RunSpec.of(
+        task="quadratic",
+        strategy="server",
+        strategy_options={"servers": 2},
+        workers=2,
+        transport="torch",
+        launcher="local",
+    )
+    found = rearrange(before, {"strategy": "allreduce"})
+    assert (found["workers"], found["transport"], found["strategy_options"]) == (2, "shm", {})
+    found = rearrange(before, {"strategy": "single", "workers": 1})
+    assert (found["transport"], found["launcher"], found["strategy_options"]) == ("solo", "inline", {})
+    found = rearrange(before, {"strategy_options": {"bound": 2}})
+    assert (found["transport"], found["strategy_options"]) == ("torch", {"servers": 2, "bound": 2})
+    one = RunSpec.of(task="quadratic")
+    found = rearrange(one, {"strategy": "server"})
+    assert (found["workers"], found["transport"], found["launcher"]) == (1, "shm", "local")

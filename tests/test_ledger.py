@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands import ledger as module
 from manyhands.data.order import Order, split
 from manyhands.ledger import Kind, Ledger, Stage
 
@@ -196,3 +202,82 @@ def test_stages_without_work(kind: Stage) -> None:
     else:
         work.end()
         assert work.claim(0, 1, 0).kind is Kind.OVER
+
+
+class KilledError(BaseException):
+    """The end of a process between two lines."""
+
+
+def killed(line: int, action: Callable[[], object]) -> bool:
+    """Whether an action was still under way at its n-th line in the ledger; it goes no further then."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal count
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                raise KilledError
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    except KilledError:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def numbers(work: Ledger) -> list[Any]:
+    """All that counts."""
+    head = work._head[: module._INSIDE].tolist()
+    return [head, work._rows.tolist(), work._sums.tolist(), work._returned[: head[-1]].tolist()]
+
+
+@pytest.mark.parametrize("deed", ["claim", "claim what was put back", "trained", "test", "tested", "enter"])
+def test_what_a_killed_worker_had_begun_is_undone(deed: str) -> None:
+    """It was once left half done, in one of a hundred kills: a piece that nobody used, a run without end."""
+    actions: dict[str, Callable[[Ledger], object]] = {
+        "claim": lambda work: work.claim(1, 1, 4),
+        "claim what was put back": lambda work: work.claim(1, 1, 4),
+        "trained": lambda work: work.trained(1, 0.5, 0.1, 0),
+        "test": lambda work: work.claim(1, 1, 4),
+        "tested": lambda work: work.tested(1, 3.0, 4.0),
+        "enter": lambda work: work.enter(1),
+    }
+
+    def act(work: Ledger) -> None:
+        with work.changing(1):
+            actions[deed](work)
+
+    def prepared() -> Ledger:
+        work = ledger(8, 4, 3)
+        work.train(8) if "test" not in deed else work.test()
+        if deed in ("trained", "tested", "enter"):
+            work.claim(1, 1, 4)
+        if deed == "claim what was put back":
+            work.claim(2, 1, 4)
+            work.put_back(2)
+        return work
+
+    line, work, before = 1, prepared(), numbers(prepared())
+    while killed(line, partial(act, work)):
+        with work.changing(0):  # whoever comes next
+            assert numbers(work) == before, line
+        line, work = line + 1, prepared()
+    assert line > 8
+    assert numbers(work) != before
+
+
+def test_who_takes_the_place_of_another_returns_what_that_had_claimed() -> None:
+    """Rank 0 may be busy for so long that it never sees the loss: one step, and a successor has joined."""
+    work = ledger(8, 4, 2)
+    work.train(8)
+    lost = work.claim(1, 1, 0)
+    work.enter(1)
+    assert work.present == 2
+    assert work.claim(0, 1, 0) == lost

@@ -106,6 +106,21 @@ class TestClock:
             "wait": 3.0,
         }
 
+    def test_a_phase_that_is_no_training_does_not_count_while_it_lasts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker that waits for others' evaluations asked in the middle of one, and stopped too early."""
+        now = [0.0]
+        monkeypatch.setattr("time.perf_counter", lambda: now[0])
+        clock, seen = Clock(), []
+        for phase in ("forward", "evaluation", "backward", "checkpoint"):
+            with clock.phase(phase):
+                for _ in range(2):
+                    now[0] += 1.0
+                    seen.append(clock.training_seconds)
+        assert seen == [1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.0, 4.0]
+        assert clock.seconds == 8.0
+
     def test_an_exception_leaves_the_clock_where_it_happened(self) -> None:
         """A worker that fails in backward says so, although the exception has left backward by then."""
         clock = Clock()

@@ -78,3 +78,21 @@ def test_what_cannot_be_equal_is_said(here: Path, capsys: pytest.CaptureFixture[
     found = json.loads(out)
     assert (code, found["exact"], found["comparisons"][0]["reference"]) == (0, True, "single")
     assert any("running_var" in name for name in found["comparisons"][0]["tensors"])
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "server"])
+def test_what_is_never_the_same_is_not_verified(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.answer(["verify", "digits-mlp", "--strategy", strategy]) == 2
+    assert capsys.readouterr().err == (
+        f"error: strategy {strategy} is not single: its workers go at their own pace, and no two runs are "
+        "alike; verify compares strategies that step together (allreduce, average with every 1)\n"
+    )
+
+
+def test_an_average_a_step_and_a_batch_norm(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Averaged copies have averaged statistics, as the sums of `allreduce` have."""
+    (here / "task.py").write_text(BATCH_NORM)
+    words = ["--strategy", "average", "--set", "strategy.every=1", "--workers", "2", "--json"]
+    code, out = answer(capsys, "task.py:normed", *words)
+    found = json.loads(out)
+    assert (code, found["exact"], found["comparisons"][0]["reference"]) == (0, True, "single in 2 shares")

@@ -71,7 +71,8 @@ class Clock:
     @property
     def training_seconds(self) -> float:
         """Wall clock since the start without evaluation and checkpoints."""
-        return self.seconds - sum(self.totals[name] for name in ASIDE)
+        running = 0.0 if self._current in ASIDE else time.perf_counter() - self._since
+        return sum(training_phases(self.totals).values()) + running
 
     def switch(self, name: str) -> str:
         """Charge the time up to now, go on in another phase, and return the one before."""

@@ -18,6 +18,7 @@ from typing import final
 import numpy as np
 
 from manyhands.data.base import Request
+from manyhands.errors import DivergedError
 from manyhands.feed import examine
 from manyhands.ledger import Claim, Kind, Stage, Update
 from manyhands.record import Share
@@ -49,6 +50,8 @@ class FreeTrainer(Course):
         self.worker.enter(keeper.look)
         keeper.start()
         self.work()
+        if keeper.failure is not None:
+            raise keeper.failure
         assert keeper.ending is not None
         return keeper.ending
 
@@ -86,6 +89,7 @@ class Keeper:
     def __init__(self, trainer: FreeTrainer, here: Position) -> None:
         self._trainer, self._here, self._worker = trainer, here, trainer.worker
         self.ending: Ending | None = None
+        self.failure: DivergedError | None = None  # raised when all have been sent home
         self._ledger = trainer.worker.ledger
         self._tests = len(trainer.feed.task.test)
         self._fence = here.samples  # where the last one was
@@ -125,7 +129,10 @@ class Keeper:
                 ledger.halt()
         self._gone = lost
         for update in updates:
-            self._note(update)
+            if self.failure is None:
+                self._note(update)
+        if self.failure is not None:
+            return  # all are on their way home
         if drained and stage is Stage.TRAIN:
             self._arrive()
         elif drained and stage is Stage.TEST:
@@ -141,7 +148,7 @@ class Keeper:
         if not math.isfinite(here.loss):
             with self._worker.lock():
                 self._ledger.end()
-            raise diverged(here, update.lr)
+            self.failure = diverged(here, update.lr)
 
     def _tell(self, test_loss: float | None) -> None:
         if self._pending is None:
@@ -195,6 +202,8 @@ class Keeper:
         trainer, samples = self._trainer, self._here.samples
         interval = trainer.interval
         fences = [(samples // interval + 1) * interval, trainer.feed.horizon(trainer.spec)]
+        if trainer.spec.strategy_options.get("backup") is not None:  # no round goes on in the next epoch
+            fences.append((samples // trainer.feed.order.n + 1) * trainer.feed.order.n)
         return min(fences if trainer.spec.samples is None else [*fences, trainer.spec.samples])
 
 

@@ -12,6 +12,8 @@ the model is evaluated, saved, or done. A claim whose worker is gone is claimed 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple, final
 
@@ -64,9 +66,11 @@ class Update(NamedTuple):
 _LOG = 4096  # updates that may wait to be read
 _HEAD = 16
 (_STAGE, _TAKEN, _UNTIL, _TESTED, _UPDATES, _PIECES, _SAMPLES, _LOGGED, _READ, _RETURNED) = range(10)
+_INSIDE = 10  # who is changing them, counted from 1: there even if it was killed meanwhile
 _ROW = 9
 (_KIND, _START, _SIZE, _STEPS, _DONE, _DROPPED, _PRESENT, _VERSION, _PACE) = range(9)
 _RETURN = 3  # kind, start, size
+_UNDO = _HEAD + _ROW + 2
 
 
 @final
@@ -77,21 +81,43 @@ class Ledger:
         """`memory` is zeroed, of `size(ranks)` bytes; a global batch is cut into `parts` pieces."""
         self._order, self._parts, self.ranks = order, parts, ranks
         numbers = memory[: self.size(ranks)].view(np.int64)
-        cuts = np.cumsum([_HEAD, _ROW * ranks, _RETURN * 2 * ranks, 2 * ranks])
-        self._head, rows, returned, sums, log = np.split(numbers, cuts)
+        cuts = np.cumsum([_HEAD, _ROW * ranks, _RETURN * 2 * ranks, 2 * ranks, _UNDO])
+        self._head, rows, returned, sums, undo, log = np.split(numbers, cuts)
         self._rows, self._returned = rows.reshape(ranks, _ROW), returned.reshape(2 * ranks, _RETURN)
         self._sums = sums.view(np.float64).reshape(ranks, 2)
+        self._undo = undo[:_HEAD], undo[_HEAD:-2], undo[-2:].view(np.float64)
         self._log = log.view(np.float64).reshape(_LOG, len(Update._fields))
 
     @staticmethod
     def size(ranks: int) -> int:
         """Bytes."""
-        return 8 * (_HEAD + (_ROW + 2 * _RETURN + 2) * ranks + _LOG * len(Update._fields))
+        return 8 * (_HEAD + (_ROW + 2 * _RETURN + 2) * ranks + _UNDO + _LOG * len(Update._fields))
+
+    @contextmanager
+    def changing(self, rank: int) -> Iterator[None]:
+        """Inside, this rank changes numbers that others share; if it is killed there, the next one undoes it.
+
+        Half a claim would be samples that nobody uses, half an update some that are used twice.
+        """
+        head, (before, row, sums) = self._head, self._undo
+        if head[_INSIDE]:
+            last = head[_INSIDE] - 1
+            self._rows[last], self._sums[last] = row, sums
+            head[:_INSIDE] = before[:_INSIDE]
+            head[_INSIDE] = 0
+        before[:], row[:], sums[:] = head, self._rows[rank], self._sums[rank]
+        head[_INSIDE] = rank + 1
+        yield
+        head[_INSIDE] = 0
 
     # ---- for workers
 
     def enter(self, rank: int) -> None:
-        """This rank works from now on; one that comes later is no step behind the slowest."""
+        """This rank works from now on; one that comes later is no step behind the slowest.
+
+        What the one before it had claimed is for others, should nobody have seen yet that it is gone.
+        """
+        self.put_back(rank)
         self._rows[rank, _PACE] = self._slowest()
         self._rows[rank, _KIND] = Kind.LATER
         self._rows[rank, _PRESENT] = 1

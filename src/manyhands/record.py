@@ -53,7 +53,7 @@ class StepRecord:
     def from_json(cls, line: str) -> Self:
         """Read a line that `to_json` wrote."""
         fields = json.loads(line)
-        if fields["loss"] is None:  # one worker's, between two averages
+        if fields.get("loss", 0.0) is None:  # one worker's, between two averages
             fields["loss"] = math.nan
         return cls(**fields)
 

@@ -13,8 +13,13 @@ from manyhands import cli
 
 TASKS = (
     "quadratic, digits-mlp, mnist-mlp, mnist-cnn, mnist-resnet, fashion-cnn, cifar-resnet, "
-    "blood-vgg19, imagenet-resnet50"
+    "blood-vgg19, imagenet-resnet50, sparse-logistic"
 )
+STRATEGIES = "single, allreduce, average, server, hogwild"
+TORCHRUN = "RANK=0 LOCAL_RANK=0 WORLD_SIZE={0} LOCAL_WORLD_SIZE={0} MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
+MPIRUN = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=1"
+EVERY = "strategy average: every must be a whole number of steps, at least 1, or epoch, or end, got"
+SLOW = "is not FACTOR@RANK with a factor of at least 1, such as 4@1"
 RECIPES = "constant, large-batch, lars, lamb"
 
 TABLE = {
@@ -51,8 +56,17 @@ TABLE = {
     ),
     "set without a value": ("train digits-mlp --set width", "--set takes KEY=VALUE, got 'width'"),
     "set of an unknown axis": (
-        "train digits-mlp --set strategy.x=1",
-        "--set strategy.x=1: only options of the task (KEY) and of the recipe (recipe.KEY) can be set",
+        "train digits-mlp --set transport.x=1",
+        "--set transport.x=1: only options of the task (KEY), of the recipe (recipe.KEY) and of the strategy "
+        "(strategy.KEY) can be set",
+    ),
+    "a choice that is none": (
+        "train digits-mlp --set recipe.decay=sudden",
+        "recipe large-batch: option decay = 'sudden' is not 'none', 'step' or 'cosine'",
+    ),
+    "unknown device": (
+        "train digits-mlp --device gpu",
+        "device should be 'auto', 'cpu' or 'cuda', got 'gpu'",
     ),
     "unknown recipe": (
         "train digits-mlp --recipe larks",
@@ -60,7 +74,7 @@ TABLE = {
     ),
     "unknown strategy": (
         "train digits-mlp --strategy singel",
-        "unknown strategy 'singel' (did you mean 'single'? known: single, allreduce)",
+        f"unknown strategy 'singel' (did you mean 'single'? known: {STRATEGIES})",
     ),
     "single with two workers": (
         "train digits-mlp --strategy single --workers 2",
@@ -88,7 +102,7 @@ TABLE = {
     ),
     "several workers in one process": (
         "train digits-mlp --workers 2 --launcher inline",
-        "launcher inline runs one worker, but workers is 2: use local",
+        "launcher inline runs one rank, but workers is 2: use local",
     ),
     "nobody started by torchrun": (
         "train digits-mlp --launcher env",
@@ -121,11 +135,115 @@ TABLE = {
     ),
     "auto for a strategy of its own": (
         "train digits-mlp --workers auto --strategy hogwild",
-        "unknown strategy 'hogwild' (known: single, allreduce)",
+        "workers auto chooses between single and allreduce, not hogwild",
+    ),
+    "an average every no step": ("train digits-mlp --strategy average --every 0", f"{EVERY} 0"),
+    "an average every part of a step": ("train digits-mlp --strategy average --every 1.5", f"{EVERY} 1.5"),
+    "an average at some time": ("train digits-mlp --strategy average --every never", f"{EVERY} never"),
+    "elasticity of what is not elastic": (
+        "train digits-mlp --strategy average --set strategy.elasticity=0.5",
+        "strategy average: elasticity is for outer elastic, and outer is mean",
+    ),
+    "an outer optimiser of another kind": (
+        "train digits-mlp --strategy average --outer adam",
+        "strategy average: option outer = 'adam' is not 'mean', 'nesterov' or 'elastic'",
+    ),
+    "an option of another strategy": (
+        "train digits-mlp --strategy hogwild --set strategy.every=2",
+        "strategy hogwild has no option 'every': it is average's",
+    ),
+    "an option of a strategy that was not said": (
+        "train digits-mlp --workers 2 --bound 4",
+        "strategy allreduce has no option 'bound': it is server's",
+    ),
+    "an option of no strategy": (
+        "train digits-mlp --strategy server --set strategy.bond=2",
+        "strategy server has no option 'bond' (did you mean 'bound'? known: servers, push_every, pull_every, "
+        "staleness_aware, bound, backup)",
+    ),
+    "an option of a strategy that has none": (
+        "train digits-mlp --strategy hogwild --set strategy.locks=2",
+        "strategy hogwild has no option 'locks' (known: none)",
+    ),
+    "a negative bound": (
+        "train digits-mlp --strategy server --bound -1",
+        "strategy server: bound must be 0 or more steps, got -1",
+    ),
+    "nobody but backups": (
+        "train digits-mlp --strategy server --backup 2 --workers 2",
+        "strategy server: backup 2 of 2 workers leaves nobody to wait for",
+    ),
+    "rounds with a bound": (
+        "train digits-mlp --strategy server --workers 2 --backup 1 --bound 2",
+        "strategy server: bound does not go with the synchronous rounds of backup",
+    ),
+    "never a push": (
+        "train digits-mlp --strategy server --push-every 0",
+        "strategy server: push_every must be at least 1, got 0",
+    ),
+    "no server": (
+        "train digits-mlp --strategy server --servers 0",
+        "strategy server: servers must be at least 1, got 0",
+    ),
+    "servers that are no number": (
+        "train digits-mlp --strategy server --set strategy.servers=two",
+        "strategy server: option servers = 'two' is not a valid integer",
+    ),
+    "a server and nobody to serve": (
+        "train digits-mlp --strategy server --transport solo",
+        "transport solo has one rank, but workers is 1 and servers is 1: use shm, torch or mpi",
+    ),
+    "a server alone under mpirun": (
+        f"{MPIRUN} train digits-mlp --strategy server",
+        "strategy server needs ranks that serve and one to work, but mpirun started 1 and servers is 1: "
+        "nobody would be left to work",
+    ),
+    "servers alone under torchrun": (
+        f"{TORCHRUN.format(2)} train digits-mlp --strategy server --servers 2",
+        "strategy server needs ranks that serve and one to work, but torchrun started 2 and servers is 2: "
+        "nobody would be left to work",
+    ),
+    "workers and servers are more than torchrun started": (
+        f"{TORCHRUN.format(2)} train digits-mlp --strategy server --workers 2",
+        "workers is 2 and servers is 1, but torchrun started 2",
+    ),
+    "slices of layers": (
+        "train digits-mlp --strategy server --servers 2 --recipe lars",
+        "lars needs the norms of whole layers, and 2 servers hold slices of them: use one server",
+    ),
+    "sparse gradients for a server": (
+        "train sparse-logistic --set n=200 --strategy server",
+        "strategy server hands over whole gradients, but embedding.weight has sparse ones: use single, "
+        "hogwild or average, or an embedding with sparse=False",
+    ),
+    "hogwild without memory": (
+        "train digits-mlp --strategy hogwild --workers 2 --transport torch",
+        "strategy hogwild writes into memory that all workers share, which transport torch has not: use shm, "
+        "or strategy server between hosts",
+    ),
+    **{
+        f"batch norm over the batches of {strategy}": (
+            f"train digits-mlp --strategy {strategy} --workers 2 --sync-batchnorm",
+            f"--sync-batchnorm needs workers that step together: strategy {strategy} has none",
+        )
+        for strategy in ("average", "server", "hogwild")
+    },
+    "slower than what": (
+        "MANYHANDS_SLOW=fast@1 train digits-mlp",
+        f"MANYHANDS_SLOW='fast@1' {SLOW}",
+    ),
+    "slower than it is": (
+        "MANYHANDS_SLOW=0.5@1 train digits-mlp",
+        f"MANYHANDS_SLOW='0.5@1' {SLOW}",
+    ),
+    "verify what is never the same": (
+        "verify digits-mlp --strategy hogwild",
+        "strategy hogwild is not single: its workers go at their own pace, and no two runs are alike; verify "
+        "compares strategies that step together (allreduce, average with every 1)",
     ),
     "verify an unknown strategy": (
         "verify digits-mlp --strategy alreduce",
-        "unknown strategy 'alreduce' (did you mean 'allreduce'? known: single, allreduce)",
+        f"unknown strategy 'alreduce' (did you mean 'allreduce'? known: {STRATEGIES})",
     ),
     "verify more workers than samples": (
         "verify digits-mlp --workers 70",
@@ -182,7 +300,7 @@ TABLE = {
     "unknown command": ("trian digits-mlp", "No such command 'trian'. Did you mean 'train'?"),
     "unknown flag": (
         "train digits-mlp --bacth 3",
-        "No such option: --bacth (Possible options: --batch)",
+        "No such option: --bacth (Possible options: --backup, --batch)",
     ),
     "show nothing": ("show nowhere", "nowhere holds no run (spec.json: no such file or directory)"),
     "list nothing": (
@@ -234,11 +352,14 @@ def test_bad_input(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words, sentence = TABLE[case]
+    line, sentence = TABLE[case]
+    words = line.split()
+    while "=" in words[0]:  # as in a shell
+        monkeypatch.setenv(*words.pop(0).split("="))
     monkeypatch.chdir(place)
     monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path))
     before = sorted(place.rglob("*"))
-    code = cli.answer(words.split())
+    code = cli.answer(words)
     out, err = capsys.readouterr()
     assert err.startswith(f"error: {sentence}")
     assert err.count("\n") == 1

@@ -133,6 +133,29 @@ def test_one_that_is_not_spare_or_the_last_one_ends_the_gang(spare: frozenset[in
     assert kept.lost == []
 
 
+@pytest.mark.parametrize(
+    ("spare", "remain"), [(frozenset({2}), 0), (frozenset({1, 2}), 0), (frozenset({1, 2}), 1)]
+)
+def test_as_many_must_remain_as_was_said(spare: frozenset[int], remain: int) -> None:
+    kept = Kept()
+    results = LAUNCHER.launch(lose_the_last, 3, "SIGKILL", care=kept.care(spare=spare, remain=remain))
+    assert results[2] is None
+    assert [rank for rank, _ in kept.lost] == [2]
+
+
+@pytest.mark.parametrize(("spare", "remain"), [(frozenset({2}), 1), (frozenset({1, 2}), 2)])
+def test_no_fewer_may_remain_than_was_said(spare: frozenset[int], remain: int) -> None:
+    kept = Kept()
+    error = fails(lose_the_last, "SIGKILL", care=kept.care(spare=spare, remain=remain))
+    assert (error.rank, kept.lost) == (2, [])
+
+
+def test_all_that_are_spare_may_be_lost_where_none_must_remain() -> None:
+    kept = Kept()
+    assert LAUNCHER.launch(lose_all, 3, care=kept.care(remain=0)) == [None] * 3
+    assert [rank for rank, _ in kept.lost] == [2, 1]
+
+
 @pytest.mark.parametrize("how", ["SIGSTOP", "hang"])
 def test_a_hang_of_one_that_is_not_spare_ends_the_gang(how: str) -> None:
     kept = Kept()

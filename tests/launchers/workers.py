@@ -66,7 +66,7 @@ def sum_by_mpi(place: Place) -> int:
 
 
 def lose_all(place: Place) -> None:
-    """Rank 2 ends, and when that is known rank 1."""
+    """Rank 2 ends, and when that is known rank 1; when that is known as well, rank 0 returns."""
     place.line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
     if place.rank == 2:
         time.sleep(0.3)
@@ -74,7 +74,7 @@ def lose_all(place: Place) -> None:
     wait_until(lambda: 2 in place.line.gone)
     if place.rank == 1:
         os._exit(3)
-    time.sleep(300)
+    wait_until(lambda: place.line.gone >= {1, 2})
 
 
 def lose_with_facts(place: Place, count: int) -> dict[str, object]:

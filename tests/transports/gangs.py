@@ -49,6 +49,8 @@ class PipeLine:
 
     def watch(self, status: Callable[[], Status]) -> None: ...
 
+    def post(self, name: str, value: Any) -> None: ...
+
 
 def say(pipe: Connection, message: Any) -> None:
     pipe.send_bytes(pickle.dumps(message))  # not `send`: torch would pass tensors on as open files

@@ -38,6 +38,8 @@ class TestSolo(TransportSuite):
             Solo().send(torch.zeros(1), 1)
         with pytest.raises(UsageError, match=alone + r"nothing can come from rank 1$"):
             Solo().recv(torch.zeros(1), 1)
+        with pytest.raises(UsageError, match=alone + r"nothing can come from another$"):
+            Solo().recv_any(torch.zeros(1))
         with pytest.raises(UsageError, match=alone + r"there is no rank 1$"):
             Solo().broadcast(torch.zeros(1), 1)
         with pytest.raises(UsageError, match=r"^the solo transport has one rank, and there are 2 workers$"):

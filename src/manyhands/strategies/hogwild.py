@@ -17,8 +17,8 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -60,9 +60,11 @@ class Hogwild:
             sparse=sparse_parameters(self.model),
         )
 
-    def lock(self) -> AbstractContextManager[object]:
-        """One worker of the host at a time."""
-        return self._transport.exclusive()
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One worker of the host at a time; what one that was killed inside had begun is undone."""
+        with self._transport.exclusive(), self.ledger.changing(self.rank):
+            yield
 
     def enter(self, look: Callable[[], None]) -> None:
         """From now on this worker claims."""

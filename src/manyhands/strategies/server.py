@@ -106,6 +106,7 @@ class Server:
             raise PeerLostError("all workers are gone: nobody is left to train")
         for other in range(1, self._options.servers):
             self._window.ask(other, Request(Verb.LEAVE))
+        self._window.close()
 
     def claim(self, known: Stage) -> Claim:
         """A server claims nothing."""
@@ -171,7 +172,8 @@ class Server:
         """Whether all have come that a round waits for, or can come."""
         assert self._options.backup is not None
         wanted, ledger = max(1, self.ledger.present - self._options.backup), self.ledger
-        nobody_else = not ledger.has_work and ledger.claimed_since(self._version) <= len(self._round)
+        may_claim = ledger.stage is Stage.TRAIN and ledger.has_work
+        nobody_else = not may_claim and ledger.claimed_since(self._version) <= len(self._round)
         return len(self._round) >= wanted or nobody_else
 
     def _close_round(self) -> None:

@@ -113,6 +113,9 @@ class Window(Protocol):
     def forget(self, rank: int) -> None:
         """A worker is gone: what it asked needs no answer."""
 
+    def close(self) -> None:
+        """Nobody listens any more: who joins now and asks hears that it is over."""
+
 
 @final
 class MemoryWindow:
@@ -126,8 +129,8 @@ class MemoryWindow:
         self.whole = numbers[: store.whole]
         self._rows = list(numbers[behind:].view(ranks, store.row).unbind())
         self.row = self._rows[self._rank]
-        words = transport.share("words", 8 * servers * (1 + ranks * (2 + 2 * _NUMBERS))).numpy()
-        counts, said = np.split(words.view(np.int64), [servers * (1 + 2 * ranks)])
+        words = transport.share("words", 8 * (1 + servers * (1 + ranks * (2 + 2 * _NUMBERS)))).numpy()
+        self._closed, counts, said = np.split(words.view(np.int64), [1, 1 + servers * (1 + 2 * ranks)])
         self._versions = counts[:servers]
         self._asked, self._answered = counts[servers:].reshape(2, servers, ranks)
         self._said = said.view(np.float64).reshape(servers, ranks, 2, _NUMBERS)
@@ -135,7 +138,7 @@ class MemoryWindow:
         self._last = 0
         if joining:  # what the worker before it asked last is forgotten first
             asked, answered = self._asked[:, self._rank], self._answered[:, self._rank]
-            transport.until(lambda: bool((asked == answered).all()), 60.0)
+            transport.until(lambda: bool((asked == answered).all() or self._closed[0]), 60.0)
 
     def ask(self, server: int, request: Request) -> Reply:
         """Into the slot; the server sees the count go up, and whoever looks after the gang if it is gone."""
@@ -145,8 +148,12 @@ class MemoryWindow:
         asked[rank] += 1
         count = int(asked[rank])
         self._transport.ring()
-        while not self._transport.until(lambda: bool(answered[rank] == count), 1.0, "answer"):
+        while not self._transport.until(
+            lambda: bool(answered[rank] == count or self._closed[0]), 1.0, "answer"
+        ):
             pass
+        if answered[rank] != count:  # it joined when the others had left already
+            return Reply(Claim(Kind.OVER, stage=Stage.OVER))
         fence()
         return Reply.of(self._said[server, rank, 1].tolist())
 
@@ -203,6 +210,11 @@ class MemoryWindow:
         """As if it had been answered."""
         self._seen[rank] = self._asked[self._rank, rank]
         self._answered[self._rank, rank] = self._seen[rank]
+
+    def close(self) -> None:
+        """For all to see."""
+        self._closed[0] = 1
+        self._transport.ring()
 
 
 @final
@@ -282,6 +294,9 @@ class MessageWindow:
 
     def forget(self, rank: int) -> None:
         """Messages to the dead are lost."""
+
+    def close(self) -> None:
+        """Nobody joins."""
 
     def _pushed_parts(self, row: Tensor, server: int) -> list[Tensor]:
         store = self._store
