@@ -26,6 +26,7 @@ import sides
 from sides import Rate
 
 import manyhands as mh
+from manyhands.errors import DivergedError
 
 BATCH = 32  # samples a worker
 TASKS = ("mnist-cnn", "mnist-mlp", "sparse-logistic")
@@ -147,34 +148,41 @@ def to_target(task: str, workers: tuple[int, ...], seeds: tuple[int, ...]) -> li
     rows = []
     for name, count, settings in cells:
         for seed in seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                record = mh.train(
-                    task,
-                    workers=count,
-                    threads=1,
-                    seed=seed,
-                    stop_at_target=True,
-                    evaluate_every=0.1,
-                    checkpoint_every=1e6,
-                    quiet=True,
-                    out=Path(folder) / "run",
-                    **settings,
+            cell: dict[str, Any] = {"strategy": name, "workers": count, "seed": seed}
+            try:
+                record = _train_to_target(task, count, seed, settings)
+            except DivergedError as error:
+                rows.append({**cell, "diverged": str(error)})
+            else:
+                rows.append(
+                    {
+                        **cell,
+                        "samples": record.target_samples,
+                        "seconds": record.target_seconds,
+                        "rate": record.samples_per_second,
+                        "staleness": record.mean_staleness,
+                        "most": max(record.staleness, default=None),
+                        "best": record.best_metric,
+                    }
                 )
-            rows.append(
-                {
-                    "strategy": name,
-                    "workers": count,
-                    "seed": seed,
-                    "samples": record.target_samples,
-                    "seconds": record.target_seconds,
-                    "rate": record.samples_per_second,
-                    "staleness": record.mean_staleness,
-                    "most": max(record.staleness, default=None),
-                    "best": record.best_metric,
-                }
-            )
             print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+def _train_to_target(task: str, workers: int, seed: int, settings: dict[str, Any]) -> mh.RunRecord:
+    with tempfile.TemporaryDirectory() as folder:
+        return mh.train(
+            task,
+            workers=workers,
+            threads=1,
+            seed=seed,
+            stop_at_target=True,
+            evaluate_every=0.1,
+            checkpoint_every=1e6,
+            quiet=True,
+            out=Path(folder) / "run",
+            **settings,
+        )
 
 
 def _to_compare() -> dict[str, dict[str, Any]]:

@@ -92,6 +92,11 @@ class TestTorchBetweenHosts(TransportSuite):
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
         return processes(partial(between_hosts, name="torch", timeout=timeout), "aabb", function)
 
+    def test_a_message_may_come_two_ways(self) -> None:
+        """Through memory and through the network, which nobody can listen to at once."""
+        sentence = "between hosts and within them, messages come two ways: use transport.messages"
+        assert self.gang(4, listens_both_ways) == [sentence] * 4
+
 
 NO_MPI = find_spec("mpi4py") is None or shutil.which("mpirun", path=str(Path(sys.executable).parent)) is None
 GANGS: dict[int, MpiGang] = {}  # each is started once: that takes seconds
@@ -139,6 +144,12 @@ class TestMpi(TransportSuite):
         assert job.returncode == 3, output
         assert "Exit code:    3" in output
         assert time.monotonic() - since < 30
+
+
+def listens_both_ways(transport: Transport) -> str:
+    with pytest.raises(UsageError) as caught:
+        transport.recv_any(torch.zeros(1))
+    return str(caught.value)
 
 
 def backwards(place: Place) -> Mpi:

@@ -1,0 +1,97 @@
+"""What ranks do to show locks, waits in shared memory and messages from anybody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from manyhands.errors import DeadlineError, PeerLostError
+from manyhands.transports.base import EXCLUSIVE, Awaited, Transport
+
+TURNS = 200
+LONG = 20.0  # seconds: nobody waits for that long, or it shows
+
+
+def takes_turns(transport: Transport) -> None:
+    """Read, and write one more, a counter for each lock."""
+    counters = transport.share("counters", 8 * EXCLUSIVE).view(torch.int64).numpy()
+    transport.barrier()
+    for _ in range(TURNS):
+        for number in range(EXCLUSIVE):
+            with transport.exclusive(number):
+                before = int(counters[number])
+                time.sleep(0)  # a moment in which others would write
+                counters[number] = before + 1
+    transport.barrier()
+    assert counters.tolist() == [TURNS * transport.on_host.size] * EXCLUSIVE
+
+
+def dies_inside(transport: Transport, dies: Callable[[], Any]) -> str:
+    """The last rank ends where only one may be at a time; the others come there when it is inside."""
+    last = transport.size - 1
+    if transport.rank == last:
+        with transport.exclusive(1):
+            for other in range(last):
+                transport.send(torch.ones(1), other)
+            time.sleep(0.2)  # others come, and a message is on its way
+            dies()
+        return ""
+    transport.recv(torch.zeros(1), last)
+    with transport.exclusive(1):
+        return "in"
+
+
+def awaits(transport: Transport) -> None:
+    """The first of each host changes something that the others wait for; they see it at once."""
+    host, changed = transport.on_host, transport.share("changed", 64)
+    for number, what in enumerate(get_args(Awaited)):
+        transport.barrier()
+        since = time.monotonic()
+        if host.rank == 0:
+            time.sleep(0.02)
+            changed[number] = 1
+            transport.ring()
+        assert transport.until(partial(bool, changed[number]), LONG, what)
+        assert time.monotonic() - since < LONG / 2
+        since = time.monotonic()
+        assert not transport.until(lambda: False, 0.01, what)
+        assert time.monotonic() - since >= 0.01
+    assert transport.until(lambda: time.monotonic() - since > 0.03, 0.06)
+
+
+def listens(transport: Transport) -> None:
+    """The first rank hears all others, who say a word and then a longer one; and answers each."""
+    by_message = transport.messages
+    assert (by_message.rank, by_message.size) == (transport.rank, transport.size)
+    words, long = torch.zeros(2, dtype=torch.int64), torch.zeros(70_000)
+    if transport.rank:
+        for number in range(6):
+            by_message.send(torch.tensor([transport.rank, number]), 0)
+            if number % 2:
+                by_message.send(torch.full((70_000,), transport.rank * 10.0 + number), 0)
+                assert by_message.recv(words, 0).tolist() == [number, transport.rank]
+        return
+    heard: dict[int, list[int]] = {rank: [] for rank in range(1, transport.size)}
+    for _ in range(6 * (transport.size - 1)):
+        source = by_message.recv_any(words)
+        rank, number = words.tolist()
+        assert rank == source
+        heard[rank].append(number)
+        if number % 2:
+            by_message.recv(long, rank)
+            assert bool((long == rank * 10.0 + number).all())
+            by_message.send(torch.tensor([number, rank]), rank)
+    assert all(numbers == list(range(6)) for numbers in heard.values())
+
+
+def listens_in_vain(transport: Transport) -> str:
+    """Everybody listens, nobody speaks."""
+    transport.barrier()
+    with pytest.raises((DeadlineError, PeerLostError)) as caught:
+        transport.messages.recv_any(torch.zeros(3))
+    return str(caught.value)
