@@ -11,6 +11,7 @@ from typing import Any
 from manyhands.errors import UsageError
 from manyhands.launchers.rendezvous import Found, detect
 from manyhands.spec import RunSpec
+from manyhands.strategies import options
 
 
 def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -29,6 +30,8 @@ def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = Non
             "launcher env takes the processes that torchrun, mpirun or srun started, and none of them did "
             "(RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not set)"
         )
+    if "memory" in chosen:
+        chosen.setdefault("offload", "auto")
     workers = chosen.get("workers", 1)
     alone = workers == 1 and chosen.get("strategy", "single") == "single"
     chosen.setdefault("strategy", "single" if alone else "allreduce")
@@ -129,9 +132,39 @@ def _check_strategy(spec: RunSpec) -> None:
             f"strategy average: elasticity {elasticity} of {spec.workers} workers moves their centre further "
             f"than they are away from it: at most {1 / spec.workers:.3g}"
         )
+    if spec.strategy == "sharded" and spec.transport not in ("torch", "solo"):
+        raise UsageError(
+            f"strategy sharded is torch's fully_shard, which speaks through torch.distributed: transport "
+            f"{spec.transport} cannot carry it, use torch"
+        )
+    _check_stages(spec)
+    if spec.memory is not None and spec.offload != "auto":
+        raise UsageError(
+            f"--memory says how much a worker may use, which offload auto keeps to: not offload {spec.offload}"
+        )
     if spec.sync_batchnorm and spec.strategy != "allreduce" and spec.workers > 1:
         raise UsageError(
-            f"--sync-batchnorm needs workers that step together: strategy {spec.strategy} has none"
+            f"--sync-batchnorm needs workers that see the whole model and step together: use allreduce, not "
+            f"{spec.strategy}"
+        )
+
+
+def _check_stages(spec: RunSpec) -> None:
+    """What a model in stages asks of the arrangement."""
+    if spec.strategy not in ("layers", "pipeline"):
+        return
+    if spec.accumulate > 1:
+        instead = f": use --micro-batches {spec.accumulate}" if spec.strategy == "pipeline" else ""
+        raise UsageError(f"strategy {spec.strategy} does not accumulate{instead}")
+    if spec.workers % spec.stages:
+        raise UsageError(
+            f"{spec.workers} workers cannot be divided into pipelines of {spec.stages} stages: use "
+            f"{spec.stages}, {2 * spec.stages}, {3 * spec.stages}, ... workers"
+        )
+    cut = options.build(spec.strategy, spec.strategy_options)
+    if isinstance(cut, options.PipelineOptions) and cut.cut and len(cut.cut) != spec.stages - 1:
+        raise UsageError(
+            f"a cut at {len(cut.cut)} blocks makes {len(cut.cut) + 1} stages, but there are {spec.stages}"
         )
 
 
@@ -159,6 +192,8 @@ def _transport(chosen: Mapping[str, Any], workers: int, found: Found | None) -> 
         return "solo"
     if chosen["launcher"] == "mpi":
         return "mpi"
+    if chosen["strategy"] == "sharded":  # FSDP speaks through torch.distributed
+        return "torch"
     if chosen["strategy"] != "hogwild" and _cuda(chosen.get("device", "auto")):
         return "torch"
     # weight averaging is the message-passing model: under mpirun its messages are MPI's

@@ -27,10 +27,17 @@ class SlowedCompute(Compute):
         time.sleep(self._more * (time.perf_counter() - since))
         return loss
 
-    def backward(self, loss: Tensor) -> None:
+    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """Slower."""
         since = time.perf_counter()
-        self._inner.backward(loss)
+        outputs = self._inner.through(module, inputs)
+        time.sleep(self._more * (time.perf_counter() - since))
+        return outputs
+
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Slower."""
+        since = time.perf_counter()
+        self._inner.backward(outputs, gradient)
         time.sleep(self._more * (time.perf_counter() - since))
 
 
@@ -41,12 +48,12 @@ class DrilledCompute(Timed):
         super().__init__(inner, clock)
         self._due, self._fault = due, fault
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
         """Fail if it is time, within the phase."""
         if self._due():
             with self._clock.phase("backward"):
                 self._fault.strike()
-        super().backward(loss)
+        super().backward(outputs, gradient)
 
 
 class DrilledDataset:

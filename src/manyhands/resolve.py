@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from manyhands import axes
+from manyhands import axes, words
 from manyhands.errors import UsageError
+from manyhands.memory.blocks import blocks_of, joined
 from manyhands.recipes import RECIPES
 from manyhands.recipes.base import Recipe
 from manyhands.spec import RunSpec
@@ -30,9 +31,14 @@ def resolve(spec: RunSpec) -> RunSpec:
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:
         raise UsageError(f"batch {batch:,} is larger than the {n:,} training samples of {task.name}")
-    if spec.workers > batch:
+    if spec.replicas * spec.micro_batches > batch and spec.stages > 1:
+        raise UsageError(
+            f"batch {batch} cannot be divided over {spec.replicas} x {spec.micro_batches} (pipelines x "
+            "micro-batches): some would have no sample"
+        )
+    if spec.replicas > batch:
         raise UsageError(f"{spec.workers} workers cannot share a batch of {batch}: some would have no sample")
-    if spec.workers * spec.accumulate > batch:
+    if spec.replicas * spec.accumulate > batch:
         raise UsageError(
             f"batch {batch} cannot be divided over {spec.workers} x {spec.accumulate} "
             "(workers x accumulate): some would have no sample"
@@ -59,7 +65,26 @@ def resolve(spec: RunSpec) -> RunSpec:
     recipe_ = make_recipe(resolved, task)
     if resolved.strategy == "server":
         _check_server(resolved, task, recipe_)
+    if resolved.stages > 1:
+        _check_blocks(resolved, task)
     return resolved
+
+
+def _check_blocks(spec: RunSpec, task: Task) -> None:
+    """What cannot be cut, or not into so many, said before any worker is started."""
+    with torch.random.fork_rng(devices=[]):
+        model = task.model()
+    blocks = blocks_of(model)
+    if spec.stages > len(blocks):
+        raise UsageError(
+            f"{task.name} has {words.plural(len(blocks), 'block')} and cannot be cut into {spec.stages} stages"
+        )
+    cuts = len(blocks) - 1 - len(joined(blocks))
+    if spec.stages > cuts + 1:
+        raise UsageError(
+            f"{task.name} shares parameters between its blocks, which must stay together: it can be cut into "
+            f"at most {cuts + 1} stages, not {spec.stages}"
+        )
 
 
 def _check_server(spec: RunSpec, task: Task, recipe: Recipe) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from manyhands import words
 from manyhands.axes import reason_of
 from manyhands.errors import UsageError, choices
 
@@ -44,6 +45,9 @@ class RunSpec(BaseModel):
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     sync_batchnorm: bool = False  # statistics over the global batch; else over each worker's share
+    offload: Literal["none", "all", "conv", "auto"] = "none"  # which activations leave the device meanwhile
+    memory: int | None = None  # bytes that a worker may use in all, where offload is auto
+    offload_to: str | None = None  # the folder for what is moved to disk
     device: Literal["auto", "cpu", "cuda"] = "auto"
     checkpoint_every: float = 60.0  # seconds; 0 is after every step
     keep: int = 3  # checkpoints
@@ -53,12 +57,12 @@ class RunSpec(BaseModel):
 
     # What does not change what a run computes is no part of its id and free to change on resume,
     incidental: ClassVar[frozenset[str]] = frozenset(
-        {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict"}
+        {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict", "offload_to"}
     )
     # nor does who computes it, beyond rounding: a part of the id, so that a study can tell runs apart, but
     # free to change on resume, and the sample sequence goes on (law 6).
     placement: ClassVar[frozenset[str]] = frozenset(
-        {"strategy", "strategy_options", "transport", "workers", "threads"}
+        {"strategy", "strategy_options", "transport", "workers", "threads", "offload", "memory"}
     )
 
     @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")
@@ -66,6 +70,18 @@ class RunSpec(BaseModel):
     def _at_least_one(cls, value: int | None) -> int | None:
         if value is not None and value < 1:
             raise ValueError(f"must be at least 1, got {value}")
+        return value
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return words.nbytes(value) if isinstance(value, str) else value
+
+    @field_validator("memory")
+    @classmethod
+    def _some_memory(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError(f"must be more than nothing, got {value}")
         return value
 
     @field_validator("restarts")
@@ -150,13 +166,35 @@ class RunSpec(BaseModel):
         return self.servers + self.workers
 
     @property
+    def stages(self) -> int:
+        """Parts into which the model is cut, a worker each; 1 where every worker has all of it."""
+        if self.strategy not in ("layers", "pipeline"):
+            return 1
+        return int(self.strategy_options.get("stages") or self.workers)
+
+    @property
+    def replicas(self) -> int:
+        """How many times the model is trained side by side, each with a share of the batch."""
+        return self.workers // self.stages
+
+    @property
+    def micro_batches(self) -> int:
+        """Parts into which a replica's share of the batch is cut."""
+        return int(self.strategy_options.get("micro_batches") or self.accumulate)
+
+    @property
     def division(self) -> str:
         """Law 1 in one line: `batch 512 = 2 workers x 128 x 2 accumulated`."""
         if self.batch is None:
             return f"{self.workers} workers"
-        parts = self.workers * self.accumulate
-        least, rest = divmod(self.batch, parts)
-        share = f"{least}" if not rest else f"{least} or {least + 1}"
+        if self.stages > 1:
+            share = _share(self.batch, self.replicas * self.micro_batches)
+            pipelines = words.plural(self.replicas, "pipeline")
+            return (
+                f"batch {self.batch} = {pipelines} of {self.stages} stages x {share} x "
+                f"{words.plural(self.micro_batches, 'micro-batch').replace('batchs', 'batches')}"
+            )
+        share = _share(self.batch, self.workers * self.accumulate)
         accumulated = f" x {self.accumulate} accumulated" if self.accumulate > 1 else ""
         serving = f" · {self.servers} server{'s'[: self.servers > 1]}" if self.servers else ""
         workers = f"{self.workers} worker{'s'[: self.workers > 1]}"
@@ -194,6 +232,11 @@ class RunSpec(BaseModel):
 
 
 _NOT_SET = "not set"
+
+
+def _share(batch: int, parts: int) -> str:
+    least, rest = divmod(batch, parts)
+    return f"{least}" if not rest else f"{least} or {least + 1}"
 
 
 def _plain(value: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from manyhands import axes, environment, faults
 from manyhands.allocator import kept_memory
 from manyhands.checkpoint import random_state, restore_random_state
 from manyhands.clock import Clock
+from manyhands.data.base import Batch, Request
 from manyhands.data.order import Order, Share, key
 from manyhands.drills import DrilledCompute, DrilledDataset, SlowedCompute
 from manyhands.feed import Feed
@@ -33,6 +34,9 @@ from manyhands.transports.base import Transport
 from manyhands.transports.connect import connect
 from manyhands.transports.wrap import Counting, Faulty
 
+if TYPE_CHECKING:
+    from manyhands.memory.offload import Offload
+
 _EXCHANGING = ("communication", "wait")
 
 
@@ -42,6 +46,8 @@ class Station:
     def __init__(self, place: Place, spec: RunSpec, *, drill: bool = False) -> None:
         self.place, self.spec, self.position = place, spec, Position()
         self.begun = False  # whether steps are made
+        self.choices: dict[str, Any] = {}  # what the strategy and the memory chose by themselves
+        self.memory: Offload | None = None
         self._steps = 0
         self.device = choose_device(spec.device, place.local_rank)
         dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -52,7 +58,10 @@ class Station:
         self.recipe = make_recipe(spec, self.task)
         assert spec.batch is not None
         order = Order(len(self.task.train), spec.batch, spec.seed)
-        share = Share(place.rank, place.size, spec.accumulate)
+        # the first stage reads, for its replica
+        share = Share(
+            place.rank // spec.stages, spec.replicas, spec.micro_batches, place.rank % spec.stages == 0
+        )
         self.free = STRATEGIES[spec.strategy].free
         self.feed = Feed(self.task, order, share, self.device, dtype, self.clock)
         self.horizon = self.feed.horizon(spec)
@@ -103,8 +112,10 @@ class Station:
         NOTE.pack_into(board, 0, self.step, calls, phase.encode(), operation.encode())
 
     def close(self) -> None:
-        """Give back what the transport holds."""
+        """Give back what the transport and the memory hold."""
         self.transport.close()
+        if self.memory is not None:
+            self.memory.close()
 
     def _connect(self) -> Transport:
         spec, fault = self.spec, self._fault
@@ -130,11 +141,25 @@ class Station:
             len(self.task.train),
             Work(self.feed.order, spec.workers, len(self.task.test), self.task.evaluation_batch),
             self.place.joining,
+            self._example,
+            self.choices,
         )
         return strategy(setup)
 
+    def _example(self, size: int) -> Batch:
+        """The first training samples, for measuring."""
+        wanted = [Request(0, np.arange(min(size, len(self.task.train)), dtype=np.int64))]
+        with closing(self.task.train.stream(wanted, self.spec.seed)) as stream:
+            return self.feed.prepare(next(stream))
+
     def _compute(self) -> Compute:
         compute = Compute(self.task.loss)
+        if self.spec.offload != "none":
+            from manyhands.memory.offload import Offload
+
+            spec = self.spec
+            self.memory = Offload(spec.offload, spec.memory, spec.offload_to, self.choices)
+            compute = Compute(self.task.loss, self.memory.run)
         if (factor := faults.slowness(self.place.rank)) > 1.0:
             compute = SlowedCompute(compute, factor)
         if self._fault is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def count(number: float, unit: str = "") -> str:
     """`60,000 images`."""
@@ -64,3 +66,16 @@ def where_the_time_went(phases: dict[str, float]) -> str:
     total = sum(phases.values()) or 1.0
     parts = sorted(((value / total, name) for name, value in phases.items()), reverse=True)
     return ", ".join(f"{name} {percent(share)}" for share, name in parts if share >= 0.005)
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def nbytes(text: str) -> int:
+    """`2GB`, `500 MB`, `1.5GiB`, `4096`: the bytes that a person means."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {text!r}")
+    number, unit, binary = found.groups()
+    return round(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])

@@ -21,6 +21,10 @@ mpirun -n 4 manyhands train mnist-cnn --strategy average --every 16
 
 manyhands train mnist-cnn --strategy server --workers 2 --bound 4
 
+manyhands train mnist-resnet --strategy pipeline --stages 2 --workers 4
+
+manyhands train blood-vgg19 --memory 2GB
+
 manyhands train mnist-cnn --set width=2 --set recipe.warmup=1
 
 manyhands train my_task.py:flowers --lr 0.05 --json
@@ -95,6 +99,27 @@ def train(
         int | None,
         typer.Option(help="server: synchronous rounds that do not wait for the slowest so many workers."),
     ] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="pipeline: parts of the model, a worker each. [default: workers]")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="pipeline: parts of a batch. [default: measured before the run]")
+    ] = None,
+    schedule: Annotated[str | None, typer.Option(help="pipeline: gpipe or 1f1b. [default: 1f1b]")] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option("--recompute", help="layers, pipeline: compute activations again, do not keep them."),
+    ] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(help="Activations that leave the device until backward: all, conv, auto or none."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What a worker may use, such as 2GB; chooses --offload auto.")
+    ] = None,
+    offload_to: Annotated[
+        Path | None, typer.Option(help="Folder for activations on disk. [default: the system's temporary]")
+    ] = None,
     strict: Annotated[
         bool | None,
         typer.Option("--strict", help="End the run when a worker is lost, even if the others can go on."),
@@ -166,12 +191,19 @@ def train(
         "staleness_aware": staleness_aware,
         "bound": bound,
         "backup": backup,
+        "stages": stages,
+        "micro_batches": micro_batches,
+        "schedule": schedule,
+        "recompute": recompute,
     }
     strategy_options |= {name: value for name, value in short.items() if value is not None}
     given: dict[str, Any] = {
         "strategy": strategy,
         "strategy_options": strategy_options or None,
         "strict": strict,
+        "offload": offload,
+        "memory": memory,
+        "offload_to": None if offload_to is None else str(offload_to),
         "workers": count_of(workers),
         "transport": transport,
         "launcher": launcher,

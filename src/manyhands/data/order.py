@@ -49,6 +49,12 @@ def split(samples: Samples, parts: int) -> list[Samples]:
     return [samples] if parts == 1 else list(np.array_split(samples, parts))
 
 
+def sizes(total: int, parts: int) -> list[int]:
+    """How many samples each of `split`'s parts has."""
+    least, longer = divmod(total, parts)
+    return [least + 1] * longer + [least] * (parts - longer)
+
+
 @dataclass(frozen=True)
 class Order:
     """The sequence of global batches of a run.
@@ -111,8 +117,11 @@ class Share:
     rank: int = 0
     workers: int = 1
     accumulate: int = 1
+    reads: bool = True  # false where another worker reads for this one
 
     def of(self, batch: Request) -> list[Request]:
         """This worker's micro-batches of a global batch; empty ones are left out."""
+        if not self.reads:
+            return []
         mine = split(batch.samples, self.workers)[self.rank]
         return [Request(batch.epoch, part) for part in split(mine, self.accumulate) if len(part)]

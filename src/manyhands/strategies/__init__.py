@@ -39,4 +39,18 @@ STRATEGIES: dict[str, Strategy] = {
         free=True,
         momentum=False,
     ),
+    "layers": Strategy(
+        "manyhands.strategies.pipeline:pipeline",
+        "consecutive layers on successive workers, one batch at a time: why pipelines exist",
+        "manyhands.strategies.options:layers",
+    ),
+    "pipeline": Strategy(
+        "manyhands.strategies.pipeline:pipeline",
+        "micro-batches follow each other through stages of the model; replicas of it share the batch",
+        "manyhands.strategies.options:pipeline",
+    ),
+    "sharded": Strategy(
+        "manyhands.strategies.sharded:sharded",
+        "parameters, gradients and optimiser in shards, gathered layer by layer (FSDP)",
+    ),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -49,20 +49,37 @@ class Outcome(NamedTuple):
     shared: bool = True  # false where workers have not talked: the loss is this worker's own, nobody voted
 
 
-class Compute:
-    """What a worker does by itself; the null member: nothing is added to it."""
+def plainly(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Call it."""
+    outputs: Tensor = module(inputs)
+    return outputs
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._loss = loss
+
+class Compute:
+    """What a worker does by itself; the null member: nothing is added to it.
+
+    `run` calls a module with its inputs; one that spares memory does it in other ways (`memory`).
+    """
+
+    def __init__(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        run: Callable[[nn.Module, Tensor], Tensor] = plainly,
+    ) -> None:
+        self._loss, self._run = loss, run
 
     def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
         """The batch's mean loss times its weight in the global mean (law 4)."""
-        loss = self._loss(model(batch.inputs), batch.targets)
+        loss = self._loss(self._run(model, batch.inputs), batch.targets)
         return loss if weight == 1.0 else loss * weight
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss to the parameters'."""
-        loss.backward()  # type: ignore[no-untyped-call]
+    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """A part of the model, from its inputs to its outputs."""
+        return self._run(module, inputs)
+
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Add the gradients of a loss, or of a part's outputs given theirs, to the parameters'."""
+        outputs.backward(gradient)  # type: ignore[no-untyped-call]
 
     def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
         """Scale the whole gradient down to a norm of at most `bound`; `norm` may know of parts elsewhere."""
@@ -88,10 +105,15 @@ class Timed(Compute):
         with self._clock.phase("forward"):
             return self._inner.forward(model, batch, weight)
 
-    def backward(self, loss: Tensor) -> None:
+    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """Timed as forward."""
+        with self._clock.phase("forward"):
+            return self._inner.through(module, inputs)
+
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
         """Timed as backward."""
         with self._clock.phase("backward"):
-            self._inner.backward(loss)
+            self._inner.backward(outputs, gradient)
 
     def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
         """Timed as optimiser."""
@@ -117,6 +139,8 @@ class Setup:
     epoch: int = 0  # training samples
     work: Work | None = None  # what there is to claim, where workers go at their own pace
     joining: bool = False  # whether the others are at work already
+    example: Callable[[int], Batch] | None = None  # so many training samples, to measure with
+    choices: dict[str, Any] = field(default_factory=dict)  # what the strategy chose itself, for the record
 
 
 class Worker(Protocol):

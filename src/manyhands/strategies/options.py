@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from manyhands import axes
@@ -11,6 +12,7 @@ from manyhands.errors import UsageError, unknown
 from manyhands.strategies import STRATEGIES
 
 Outer = Literal["mean", "nesterov", "elastic"]
+Schedule = Literal["gpipe", "1f1b"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,18 @@ class ServerOptions:
     backup: int | None = None  # workers whose gradients a synchronous round does not wait for
 
 
-Options = NoOptions | AverageOptions | ServerOptions
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Where the model is cut, and how micro-batches go through its stages."""
+
+    stages: int | None = None  # a worker each; none: as many as there are workers
+    micro_batches: int | None = None  # of a replica's share of the batch; none: measured before the run
+    schedule: Schedule = "1f1b"
+    recompute: bool = False  # keep a stage's inputs only, and compute its activations again for backward
+    cut: tuple[int, ...] = ()  # the blocks at which later stages begin; none: measured and balanced
+
+
+Options = NoOptions | AverageOptions | ServerOptions | PipelineOptions
 
 
 def none() -> NoOptions:
@@ -102,6 +115,32 @@ def server(
             if given:
                 raise UsageError(f"strategy server: {name} does not go with the synchronous rounds of backup")
     return ServerOptions(servers, push_every, pull_every, staleness_aware, bound, backup)
+
+
+def layers(*, recompute: bool = False, cut: tuple[int, ...] = ()) -> PipelineOptions:
+    """Consecutive layers on successive workers, one batch at a time: all but one of them wait."""
+    _must("layers", "cut", _ascends(cut), "block numbers in ascending order, the first at least 1", cut)
+    return PipelineOptions(None, 1, "gpipe", recompute, cut)
+
+
+def pipeline(
+    *,
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    schedule: Schedule = "1f1b",
+    recompute: bool = False,
+    cut: tuple[int, ...] = (),
+) -> PipelineOptions:
+    """Micro-batches follow each other through the stages; 1f1b holds fewer of them in memory than gpipe."""
+    _must("pipeline", "stages", stages is None or stages >= 1, "at least 1", stages)
+    fits = micro_batches is None or micro_batches >= 1
+    _must("pipeline", "micro_batches", fits, "at least 1", micro_batches)
+    _must("pipeline", "cut", _ascends(cut), "block numbers in ascending order, the first at least 1", cut)
+    return PipelineOptions(stages, micro_batches, schedule, recompute, cut)
+
+
+def _ascends(cut: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in pairwise((0, *cut)))
 
 
 def parse(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:

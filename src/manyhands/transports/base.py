@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-Awaited = Literal["work", "answer", "request", "room"]
+Awaited = Literal["work", "answer", "request", "room", "activation", "gradient"]
 EXCLUSIVE = 4  # locks of a host
 CPU = torch.device("cpu")
 PATIENCE = (

@@ -167,7 +167,7 @@ class Shm:
     def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
         """Work may be there without a word; an answer and a request come with the bell."""
         self._control.begin(what)
-        if what in ("answer", "request"):
+        if what in ("answer", "request", "activation", "gradient"):
             return self._control.bell.until(ready, seconds)
         return self._control.until(ready, seconds)
 

@@ -1,0 +1,33 @@
+"""Activations that are not kept: a module is run again from its inputs when backward needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+
+def recomputed(module: nn.Module, inputs: Tensor) -> Tensor:
+    """The module's outputs, of which autograd keeps the inputs; dropout draws the same masks again."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _statistics_kept(module)
+
+    outputs: Tensor = checkpoint(module, inputs, use_reentrant=False, context_fn=contexts)
+    return outputs
+
+
+@contextmanager
+def _statistics_kept(module: nn.Module) -> Iterator[None]:
+    """A norm that sees a batch for the second time does not count it again."""
+    counting = [m for m in module.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+    for norm in counting:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in counting:
+            norm.track_running_stats = True
