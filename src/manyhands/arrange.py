@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from manyhands import words
 from manyhands.errors import UsageError
 from manyhands.launchers.rendezvous import Found, detect
 from manyhands.spec import RunSpec
@@ -140,7 +141,8 @@ def _check_strategy(spec: RunSpec) -> None:
     _check_stages(spec)
     if spec.memory is not None and spec.offload != "auto":
         raise UsageError(
-            f"--memory says how much a worker may use, which offload auto keeps to: not offload {spec.offload}"
+            "--memory says how much a worker may use, which offload auto keeps to, but offload is "
+            f"{spec.offload}"
         )
     if spec.sync_batchnorm and spec.strategy != "allreduce" and spec.workers > 1:
         raise UsageError(
@@ -161,10 +163,17 @@ def _check_stages(spec: RunSpec) -> None:
             f"{spec.workers} workers cannot be divided into pipelines of {spec.stages} stages: use "
             f"{spec.stages}, {2 * spec.stages}, {3 * spec.stages}, ... workers"
         )
-    cut = options.build(spec.strategy, spec.strategy_options)
-    if isinstance(cut, options.PipelineOptions) and cut.cut and len(cut.cut) != spec.stages - 1:
+    chosen = options.build(spec.strategy, spec.strategy_options)
+    assert isinstance(chosen, options.PipelineOptions)
+    if chosen.cut and len(chosen.cut) != spec.stages - 1:
+        made = words.plural(len(chosen.cut) + 1, "stage")
         raise UsageError(
-            f"a cut at {len(cut.cut)} blocks makes {len(cut.cut) + 1} stages, but there are {spec.stages}"
+            f"a cut at {', '.join(map(str, chosen.cut))} makes {made}, but there are {spec.stages}"
+        )
+    if chosen.recompute and spec.stages == 1:
+        raise UsageError(
+            "--recompute keeps only the inputs of a stage, and one worker has no stages: --offload auto "
+            "recomputes where it pays"
         )
 
 

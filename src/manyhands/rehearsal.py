@@ -73,3 +73,12 @@ def measure(place: Place, spec: RunSpec, seconds: float) -> float:
                 station.position.step += 1
         assert spec.batch is not None
         return spec.batch / statistics.median(times[WARM_UP:])
+
+
+def measure_each(place: Place, specs: list[RunSpec], rounds: int, seconds: float) -> list[float]:
+    """The same for several specs, in turn, in one gang; the best of the rounds."""
+    best = [0.0] * len(specs)
+    for _ in range(rounds):
+        for number, spec in enumerate(specs):
+            best[number] = max(best[number], measure(place, spec, seconds))
+    return best

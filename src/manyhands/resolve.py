@@ -76,10 +76,16 @@ def _check_blocks(spec: RunSpec, task: Task) -> None:
         model = task.model()
     blocks = blocks_of(model)
     if spec.stages > len(blocks):
-        raise UsageError(
-            f"{task.name} has {words.plural(len(blocks), 'block')} and cannot be cut into {spec.stages} stages"
-        )
-    cuts = len(blocks) - 1 - len(joined(blocks))
+        count = words.plural(len(blocks), "block")
+        raise UsageError(f"{task.name} has {count} and cannot be cut into {spec.stages} stages")
+    tied = joined(blocks)
+    for border in spec.strategy_options.get("cut", ()):
+        if border >= len(blocks) or border in tied:
+            why = (
+                "blocks on both sides share a parameter" if border in tied else f"it has {len(blocks)} blocks"
+            )
+            raise UsageError(f"{task.name} cannot be cut at block {border}: {why}")
+    cuts = len(blocks) - 1 - len(tied)
     if spec.stages > cuts + 1:
         raise UsageError(
             f"{task.name} shares parameters between its blocks, which must stay together: it can be cut into "

@@ -205,6 +205,7 @@ def _carry_out(
         for observer in observers:
             stack.callback(observer.close)
         accept = frozenset[str]()
+        spec = _in_micro_batches(spec, folder.spec() if resume else None, notice)
         if resume:
             before = folder.spec()
             if (changes := before.differences(spec)) and not allow_changes:
@@ -230,6 +231,19 @@ def _carry_out(
         threads = spec.threads or max(1, environment.cores() // spec.ranks)
         job = Job(spec, folder.path, resume, accept, one_worker=history.one_worker(RUNS, spec, threads))
         return _with_restarts(spec, launcher, folder, job, observers, notice)
+
+
+def _in_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[[str], None]) -> RunSpec:
+    """A pipeline with so many micro-batches as it had before, or else as a short measurement finds best."""
+    if spec.strategy != "pipeline" or spec.stages == 1 or spec.strategy_options.get("micro_batches"):
+        return spec
+    had = before.strategy_options.get("micro_batches") if before and before.strategy == "pipeline" else None
+    if had:
+        return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": had})
+    from manyhands import split
+    from manyhands.tasks import find
+
+    return split.with_micro_batches(spec, find.build(spec.task, spec.options).unit, notice)
 
 
 def _with_restarts(

@@ -1,4 +1,4 @@
-"""`--workers auto`: how this machine's cores are best split into workers x threads, found by trying."""
+"""What is found by trying: `--workers auto`, how cores are best split; and into how many micro-batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from manyhands.launchers.base import Launcher
 from manyhands.spec import RunSpec
 
 ROUNDS, SECONDS = 2, 1.0  # each split is tried this often, in turn, for so long
+BRIEFLY = 0.4  # seconds for each number of micro-batches
+LEAST = 8  # samples of a micro-batch: smaller ones are slow, and a batch norm's statistics poor
 
 
 class Split(NamedTuple):
@@ -46,6 +48,34 @@ def choose(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
     tried = ", ".join(f"{split} {words.rate(split.samples_per_second, unit)}" for split in measured)
     say(f"auto: {tried}: taking {best}")
     return placed(spec, best)
+
+
+def with_micro_batches(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
+    """The (resolved) pipeline with the number of micro-batches that is measured to be the fastest.
+
+    Few leave stages idle, many are small and slow; which matters more is the model's and the machine's.
+    """
+    from manyhands.rehearsal import measure_each
+
+    assert spec.batch is not None
+    share = spec.batch // spec.replicas
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count == 1 or share // count >= LEAST]
+    specs = [_in_parts(spec, count) for count in counts]
+    if spec.launcher != "local":  # whose ranks are there for the run only
+        chosen = specs[min(len(specs) - 1, 3)]
+        say(f"{words.plural(chosen.micro_batches, 'part')} of each batch; --micro-batches says otherwise")
+        return chosen
+    launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
+    found: list[float] = launcher.launch(measure_each, spec.ranks, specs, ROUNDS, BRIEFLY)[0]
+    rates = dict(zip(counts, found, strict=True))
+    best = max(counts, key=lambda count: rates[count])
+    tried = ", ".join(f"{count}: {words.rate(rates[count], unit)}" for count in counts)
+    say(f"micro-batches {tried}: taking {best}")
+    return specs[counts.index(best)]
+
+
+def _in_parts(spec: RunSpec, count: int) -> RunSpec:
+    return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": count})
 
 
 def placed(spec: RunSpec, split: Split) -> RunSpec:

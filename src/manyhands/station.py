@@ -141,6 +141,7 @@ class Station:
             len(self.task.train),
             Work(self.feed.order, spec.workers, len(self.task.test), self.task.evaluation_batch),
             self.place.joining,
+            self.feed.order.batch,
             self._example,
             self.choices,
         )

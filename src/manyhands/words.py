@@ -78,4 +78,4 @@ def nbytes(text: str) -> int:
     if found is None:
         raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {text!r}")
     number, unit, binary = found.groups()
-    return round(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+    return int(float(number) * float(1024 if binary else 1000) ** _POWERS[unit.upper()])

@@ -146,6 +146,8 @@ class Session:
                 "of its own past, which the others have acted upon since, and asynchrony acts like momentum "
                 "by itself; where the loss does not fall, leave it out"
             )
+        if "cut" in self.station.choices:
+            self._say(self.station.choices["cut"])
         if self.place.joining:
             self.place.line.joined()
             self.place.line.tell(("notice", f"worker {self.place.rank} has joined"))
@@ -323,6 +325,8 @@ class Session:
             staleness=dict(sorted(keeper.staleness.items())) if keeper else {},
             lost=keeper.lost if keeper else [],
             peak_memory=max(report.peak_memory for report in known),
+            memory=[report.peak_memory if report else 0 for report in reports],
+            choices=self.station.choices,
             resumed=here.resumed,
             environment=self.environment,
         )

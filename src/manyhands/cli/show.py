@@ -86,10 +86,19 @@ def _result(record: RunRecord) -> list[str]:
         *_staleness(record),
         *_workers(record),
         *(f"lost       {who}" for who in record.lost),
-        f"memory     {words.size(record.peak_memory)} at the most",
+        *([f"stages     {record.choices['cut'].removeprefix('cut: ')}"] if "cut" in record.choices else []),
+        f"memory     {_memory(record)}",
         f"machine    {here.cpu}, {cores}, torch {here.torch}, python {here.python}, {here.host}",
         f"started    {here.started}, commit {(here.commit or 'none')[:12]}, {resumed}",
     ]
+
+
+def _memory(record: RunRecord) -> str:
+    """`410 MB at the most`, or what each rank took where they differ."""
+    sizes = [words.size(each) for each in record.memory]
+    if len(set(sizes)) < 2:
+        return f"{words.size(record.peak_memory)} at the most"
+    return f"{', '.join(sizes)} at the most, by rank"
 
 
 def _workers(record: RunRecord) -> list[str]:

@@ -1,4 +1,4 @@
-"""A model as a sequence of blocks, and what each of them costs: where it can be cut, kept, moved, recomputed."""
+"""A model as a sequence of blocks, and what each of them costs in time and memory."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         only = model[0]
         return blocks_of(only) if len(model) == 1 and isinstance(only, nn.Sequential) else list(model)
     raise UsageError(
-        f"a {type(model).__name__} cannot be cut into stages: it is no nn.Sequential and has no method blocks() "
-        "that names the modules it consists of in order"
+        f"a {type(model).__name__} cannot be cut into blocks: it is no nn.Sequential and has no method "
+        "blocks() that names the modules it consists of in order"
     )
 
 
@@ -91,8 +91,8 @@ def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Te
                 parts = block(parts)
                 if not isinstance(parts, Tensor):
                     raise UsageError(
-                        f"block {number} ({type(block).__name__}) gives a {type(parts).__name__}: blocks hand on "
-                        "one tensor"
+                        f"block {number} ({type(block).__name__}) gives a {type(parts).__name__}: blocks "
+                        "hand on one tensor"
                     )
             if whole.shape != parts.shape or not torch.equal(whole, parts):
                 raise UsageError(
@@ -138,7 +138,7 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
         if outputs.requires_grad:
             gradient = torch.ones_like(outputs)
             since = time.perf_counter()
-            outputs.backward(gradient)  # type: ignore[no-untyped-call]
+            outputs.backward(gradient)
             _finish(inputs)
             backwards.append(time.perf_counter() - since)
     cost = Cost(

@@ -5,25 +5,28 @@ sums *its slice* of all rows and updates *its slice* of the parameters: a reduce
 optimiser with nothing to copy back, and two barriers a step.
 
                  slice of worker 0      slice of worker 1
-    parameters  [ w w w w w w w w w w | w w w w w w w w w w ]              read by all, written by the slice's
-    row 0       [ g g g g g g g g g g | g g g g g g g g g g ][ notes 0 ]   written by worker 0
-    row 1       [ g g g g g g g g g g | g g g g g g g g g g ][ notes 1 ]   written by worker 1
+    parameters  [ w w w w w w w w w w | w w w w w w w w w w ]   read by all, written by the slice's
+    row 0       [ g g g g g g g g g g | g g g g g g g g g g ]   of worker 0, or of the stages of replica 0
+    row 1       [ g g g g g g g g g g | g g g g g g g g g g ]   of worker 1, or of the stages of replica 1
                    | sum                   | sum
-                  + notes                + notes                           travel on between hosts
+    notes       [ of worker 0 ][ of worker 1 ]                  summed by all
 
-Between hosts, slice i travels between the workers i (`transport.across`). A worker alone on its host has one
-slice, which is everything. Each type of number has a lane of its own.
+Between hosts, slice i and the notes travel between the workers i (`transport.across`). A worker alone on its
+host has one slice, which is everything. Each type of number has a lane of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from manyhands.strategies import state
 from manyhands.strategies.layout import ALIGNED, Spot, aligned, catch, laid, lay_out
 from manyhands.strategies.notes import Notes
 from manyhands.transports.base import Transport
@@ -35,20 +38,25 @@ class Lane:
 
     spots: list[Spot]
     parameters: Tensor
-    rows: list[Tensor]  # by worker on this host; in the lane of their type, the notes are at their ends
-    length: int  # of the parameters
+    rows: list[Tensor]  # gradients, by worker on this host or by replica
+    noted: list[Tensor]  # notes by worker on this host, empty in all lanes but one
     low: int
     high: int
     gradients: Tensor  # this worker's slice of the sum
     notes: Tensor  # the sum of the notes, empty in all lanes but one
     message: Tensor | None  # both, where they travel on
 
-    def sums(self, rank: int) -> list[tuple[list[Tensor], Tensor]]:
+    def sums(self, row: int) -> list[tuple[list[Tensor], Tensor]]:
         """What this worker adds up, beginning with its own, and where: its slice of all rows, all notes."""
-        rows = [self.rows[rank], *(row for other, row in enumerate(self.rows) if other != rank)]
+        rows = [self.rows[row], *(each for other, each in enumerate(self.rows) if other != row)]
         slices = [row[self.low : self.high] for row in rows], self.gradients
-        notes = [row[self.length :] for row in self.rows], self.notes
-        return [pair for pair in (slices, notes) if pair[1].numel()]
+        pairs = (slices, (self.noted, self.notes))
+        return [pair for pair in pairs if pair[1].numel() and pair[0][0].data_ptr() != _only(*pair)]
+
+
+def _only(parts: list[Tensor], out: Tensor) -> int:
+    """Where the sum lies if there is nothing to add up: one part that is the sum already."""
+    return out.data_ptr() if len(parts) == 1 else 0
 
 
 class _Plan(NamedTuple):
@@ -57,12 +65,12 @@ class _Plan(NamedTuple):
     length: int
     tail: int  # of notes
 
-    @property
-    def row(self) -> int:
-        return self.length + aligned(self.tail)
+    def sizes(self, rows: int, workers: int) -> list[int]:
+        """Of the parameters, each row of gradients, each worker's notes."""
+        return [self.length] * (1 + rows) + [aligned(self.tail)] * workers
 
-    def nbytes(self, workers: int) -> int:
-        return (self.length + self.row * workers) * self.kind.itemsize
+    def nbytes(self, rows: int, workers: int) -> int:
+        return sum(self.sizes(rows, workers)) * self.kind.itemsize
 
     def border(self, index: int, workers: int) -> int:
         """Where the slice of this worker begins; its end is where the next one's begins."""
@@ -70,31 +78,46 @@ class _Plan(NamedTuple):
 
 
 class Arena:
-    """One worker's view of the memory it shares with the others on its host."""
+    """One worker's view of the memory it shares with the others on its host.
 
-    def __init__(self, model: nn.Module, transport: Transport, named: Mapping[str, nn.Parameter]) -> None:
+    Where a model is cut into `stages`, the workers of one replica of it fill one row together, each with the
+    gradients of its `own` parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        transport: Transport,
+        named: Mapping[str, nn.Parameter],
+        stages: int = 1,
+        own: Collection[str] | None = None,
+    ) -> None:
         self._host, self._across = transport.on_host, transport.across
+        self._rows, self._row = self._host.size // stages, self._host.rank // stages
         self.named = named
-        self.notes = Notes(model, len(named))
-        self.touched = [False] * len(named)
+        mine = [own is None or name in own for name in named]
+        self.notes = Notes(model, len(named), mine)
+        self._fresh = [not each for each in mine]  # what others fill is not missing
+        self.touched = list(self._fresh)
         self._lanes = self._map(named)
         self._spots = {spot.name: (lane, spot) for lane in self._lanes for spot in lane.spots}
         self._numbers = {name: number for number, name in enumerate(named)}
-        self._sums = [pair for lane in self._lanes for pair in lane.sums(self._host.rank)]
+        self._sums = [pair for lane in self._lanes for pair in lane.sums(self._row)]
         noted = next(lane for lane in self._lanes if lane.notes.numel())
-        self.notes.bind(noted.rows[self._host.rank][noted.length :], noted.notes)
+        self.notes.bind(noted.noted[self._host.rank], noted.notes)
         self.slices = {name: self._slice(name) for name in named}
         self._gradients = {name: tensor.grad for name, tensor in self.slices.items()}
         self._missing: list[int] = []
         self._names = list(named)
         for name, parameter in named.items():
-            self._catch(name, parameter)
+            if own is None or name in own:
+                self._catch(name, parameter)
 
     # ---- a step
 
     def begin(self) -> None:
         """Forget the last step's gradients: the first of this one overwrite them."""
-        self.touched[:] = [False] * len(self.touched)
+        self.touched[:] = self._fresh
 
     def reduce(self) -> None:
         """Sum the rows, each worker its slice, over all hosts, and the notes."""
@@ -130,7 +153,31 @@ class Arena:
                 self._across.broadcast(lane.parameters[lane.low : lane.high])
         self.publish()
 
-    def whole(self, pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
+        """It is: the parameters live once."""
+        return nullcontext()
+
+    def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The model, and everybody's slices of what the optimiser remembers."""
+        return state.pack(model, optimizer, self.together)
+
+    def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+        """The model, and this worker's slices."""
+        state.unpack(tensors, model, optimizer, self.part)
+
+    def norms(self, slices: list[Tensor]) -> Tensor:
+        """Of whole tensors, of which every worker of this host holds a slice."""
+        squares = torch.stack([tensor.square().sum() for tensor in slices])
+        return self._host.all_reduce(squares).sqrt_()
+
+    def norm(self, slices: list[Tensor]) -> Tensor:
+        """Of the whole gradient."""
+        if not slices:  # no parameter had a gradient, anywhere
+            return torch.zeros(())
+        found: Tensor = torch.linalg.vector_norm(self.norms(slices))
+        return found
+
+    def together(self, pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Everybody's slices of some tensors put together; between steps a row is free to meet in."""
         for name, piece in pieces.items():
             lane, spot = self._spots[name]
@@ -158,21 +205,22 @@ class Arena:
     def _map(self, named: Mapping[str, nn.Parameter]) -> list[Lane]:
         """Ask the host for memory, cut it into lanes and move the parameters in."""
         host, plans = self._host, self._plan(named)
-        sizes = [plan.nbytes(host.size) for plan in plans]
+        sizes = [plan.nbytes(self._rows, host.size) for plan in plans]
         memory = host.share("arena", sum(sizes))
         lanes = []
         for plan, block in zip(plans, torch.split(memory, sizes), strict=True):
-            parameters, *grids = torch.split(block.view(plan.kind), [plan.length] + [plan.row] * host.size)
+            flat = block.view(plan.kind)
+            parameters, *rest = torch.split(flat, plan.sizes(self._rows, host.size))
             low, high = (plan.border(index, host.size) for index in (host.rank, host.rank + 1))
-            rows = [grid[: plan.length + plan.tail] for grid in grids]
-            sums = self._room(plan, rows, low, high)
-            lanes.append(Lane(plan.spots, parameters, rows, plan.length, low, high, *sums))
+            rows, noted = rest[: self._rows], [notes[: plan.tail] for notes in rest[self._rows :]]
+            sums = self._room(plan, flat[plan.length :], rows, low, high)
+            lanes.append(Lane(plan.spots, parameters, rows, noted, low, high, *sums))
         for lane in lanes:
             self._move_in(lane)
         return lanes
 
     def _room(
-        self, plan: _Plan, rows: list[Tensor], low: int, high: int
+        self, plan: _Plan, filled: Tensor, rows: list[Tensor], low: int, high: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Where this worker's sums go: its slice of the gradients, the notes, and both as one message.
 
@@ -181,11 +229,12 @@ class Arena:
         """
         count, travels = high - low, self._across.size > 1
         if self._host.size == 1:
-            return rows[0][:count], rows[0][count:], rows[0] if travels else None
+            message = filled[: count + plan.tail]  # its notes are behind its row
+            return message[:count], message[count:], message if travels else None
         if travels:
             message = torch.zeros(count + plan.tail, dtype=plan.kind)
             return message[:count], message[count:], message
-        return rows[self._host.rank][low:high], torch.zeros(plan.tail, dtype=plan.kind), None
+        return rows[self._row][low:high], torch.zeros(plan.tail, dtype=plan.kind), None
 
     def _plan(self, named: Mapping[str, nn.Parameter]) -> list[_Plan]:
         """A lane a type of number, and one for the notes where no parameter has their type."""
@@ -222,10 +271,10 @@ class Arena:
     def _catch(self, name: str, parameter: nn.Parameter) -> None:
         """Each gradient goes into this worker's row."""
         lane, spot = self._spots[name]
-        catch(parameter, laid(lane.rows[self._host.rank], spot), self.touched, self._numbers[name])
+        catch(parameter, laid(lane.rows[self._row], spot), self.touched, self._numbers[name])
 
     def _clear_untouched(self) -> None:
         for number, touched in enumerate(self.touched):
             if not touched:
                 lane, spot = self._spots[self._names[number]]
-                laid(lane.rows[self._host.rank], spot).zero_()
+                laid(lane.rows[self._row], spot).zero_()

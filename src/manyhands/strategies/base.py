@@ -139,6 +139,7 @@ class Setup:
     epoch: int = 0  # training samples
     work: Work | None = None  # what there is to claim, where workers go at their own pace
     joining: bool = False  # whether the others are at work already
+    batch: int = 1  # samples of a step, over all workers
     example: Callable[[int], Batch] | None = None  # so many training samples, to measure with
     choices: dict[str, Any] = field(default_factory=dict)  # what the strategy chose itself, for the record
 

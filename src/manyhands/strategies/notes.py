@@ -25,10 +25,11 @@ _LOSS, _VOTES, _LACKING, _FLAGS = 0, 1, 4, 5
 class Notes:
     """Writes one worker's vector and reads the sum."""
 
-    def __init__(self, model: nn.Module, parameters: int) -> None:
+    def __init__(self, model: nn.Module, parameters: int, own: Sequence[bool] | None = None) -> None:
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._before = [buffer.clone() for buffer in self._buffers]
         self._parameters = parameters
+        self._own_parameters = [True] * parameters if own is None else list(own)  # which can have a gradient
         self.length = _FLAGS + parameters + sum(buffer.numel() for buffer in self._buffers)
         self.dtype = self._choose(model)
 
@@ -41,7 +42,7 @@ class Notes:
         """Where this worker's vector lies, and where the sum of all will."""
         self._own, self._summed = own, summed
         self._own_buffers, self._summed_buffers = self._cut(own), self._cut(summed)
-        own[_FLAGS : _FLAGS + self._parameters] = 1.0
+        own[_FLAGS : _FLAGS + self._parameters] = torch.tensor(self._own_parameters).to(own)
         self._lacked = False
         # On the host the few numbers at the head are written and read as numpy's: a tensor of five numbers
         # costs as much as a small layer.
@@ -57,7 +58,8 @@ class Notes:
         else:
             self._own[:_FLAGS] = torch.tensor(head, dtype=self.dtype, device=self._own.device)
         if lacking or self._lacked:
-            flags = torch.tensor(list(touched), dtype=self.dtype, device=self._own.device)
+            had = [own and has for own, has in zip(self._own_parameters, touched, strict=True)]
+            flags = torch.tensor(had, dtype=self.dtype, device=self._own.device)
             self._own[_FLAGS : _FLAGS + self._parameters] = flags
             self._lacked = lacking
         if self._buffers:

@@ -56,8 +56,11 @@ class Transport(Protocol):
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, by rank; shapes may differ."""
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Hand a tensor to one rank."""
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
+        """Hand a tensor to one rank.
+
+        So many messages may be `ahead` of their receiver: they are copied, and nobody waits for them.
+        """
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """Receive into a tensor from one rank."""
@@ -85,6 +88,9 @@ class Transport(Protocol):
 
     def ring(self) -> None:
         """Something has changed in shared memory: let those look who wait for an answer or a request."""
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """Write a tensor into shared memory, for a peer."""
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Sum tensors that lie in shared memory, in their order, into `out`."""

@@ -76,12 +76,12 @@ class Hosts:
         """By messages between all."""
         return self.messages.all_gather(tensor)
 
-    def send(self, tensor: Tensor, to: int) -> None:
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """Through memory to a peer on this host, else as a message."""
         if to in self.peers_on_host:
-            self.on_host.send(tensor, self._column_of[to])
+            self.on_host.send(tensor, self._column_of[to], ahead)
         else:
-            self.messages.send(tensor, to)
+            self.messages.send(tensor, to, ahead)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """The other end of a send."""
@@ -115,6 +115,10 @@ class Hosts:
     def ring(self) -> None:
         """On this host."""
         self.on_host.ring()
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """Of this host."""
+        return self.on_host.copy_shared(tensor, out)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""

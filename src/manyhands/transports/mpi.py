@@ -122,19 +122,19 @@ class Mpi:
         self._calls["all_gather"] += 1
         return [part.to(tensor.device) for part in self._gather("all_gather", tensor)]
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """A small tensor is copied and on its way; a large one is waited for."""
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
+        """A small tensor is copied and on its way; a large one is waited for, unless it may be ahead."""
         self._calls["send"] += 1
         whole = wire.row(tensor)
-        small = whole.nbytes <= EAGER
-        if small and whole.data_ptr() == tensor.data_ptr():
+        most = max(ahead, IN_FLIGHT if whole.nbytes <= EAGER else 0)
+        if most and whole.data_ptr() == tensor.data_ptr():
             whole = whole.clone()
         message = wire.as_bytes(whole)
         sent = self._sent.setdefault(to, deque())
         for begin in range(0, max(message.numel(), 1), PIECE):
             part = message[begin : begin + PIECE]
             sent.append((self._comm.Isend([self._memory(part), part.numel(), self._mpi.BYTE], to), whole))
-        while len(sent) > (IN_FLIGHT if small else 0):
+        while len(sent) > most:
             self._finish(sent.popleft()[0], "send", to)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
@@ -184,6 +184,10 @@ class Mpi:
 
     def ring(self) -> None:
         """Who waits looks by itself."""
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """A copy in memory of its own."""
+        return out.copy_(tensor)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""

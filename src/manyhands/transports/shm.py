@@ -116,8 +116,8 @@ class Shm:
         self._control.begin("all_gather")
         return [part.to(tensor.device) for part in self._gather(tensor)]
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """Through the ring of this pair; returns when it is in there."""
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
+        """Through the ring of this pair; returns when it is in there, however large it is."""
         self._control.begin("send")
         self._mail.send(wire.as_bytes(wire.row(tensor)), to)
 
@@ -174,6 +174,10 @@ class Shm:
     def ring(self) -> None:
         """The host's bell."""
         self._control.bell.ring()
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """A copy."""
+        return out.copy_(tensor)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""

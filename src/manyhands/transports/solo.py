@@ -59,7 +59,7 @@ class Solo:
         """A copy, as any other transport gives."""
         return [tensor.detach().clone()]
 
-    def send(self, tensor: Tensor, to: int) -> None:
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """There is nobody to send to."""
         raise UsageError(f"the solo transport has one rank: nothing can be sent to rank {to}")
 
@@ -88,6 +88,10 @@ class Solo:
 
     def ring(self) -> None:
         """Who waits looks by itself."""
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """A copy."""
+        return out.copy_(tensor)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""

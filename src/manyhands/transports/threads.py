@@ -175,7 +175,7 @@ class Threads:
         """Copies of what everyone brought."""
         return [part.clone() for part in self._meet("all_gather", tensor.detach().clone())]
 
-    def send(self, tensor: Tensor, to: int) -> None:
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """A letter that waits until it is fetched."""
         with self._room.group.changed:
             self._room.letters[self.rank, to].append(tensor.detach().clone())
@@ -229,6 +229,10 @@ class Threads:
 
     def ring(self) -> None:
         """Who waits looks by itself."""
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """A copy."""
+        return out.copy_(tensor)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""

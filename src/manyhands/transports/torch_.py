@@ -142,11 +142,11 @@ class Torch:
         """First the shapes, then all as long as the longest."""
         return [part.to(tensor.device) for part in self._gather("all_gather", tensor)]
 
-    def send(self, tensor: Tensor, to: int) -> None:
-        """A small tensor is copied and on its way; a large one is waited for."""
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
+        """A small tensor is copied and on its way; a large one is waited for, unless it may be ahead."""
         whole = self._row(tensor)
-        small = whole.nbytes <= EAGER
-        if small and whole.data_ptr() == tensor.data_ptr():
+        most = max(ahead, IN_FLIGHT if whole.nbytes <= EAGER else 0)
+        if most and whole.data_ptr() == tensor.data_ptr():
             whole = whole.clone()
         sent = self._sent.setdefault(to, deque())
 
@@ -154,7 +154,7 @@ class Torch:
             work = dist.isend(wire.as_bytes(whole), group=self.process_group, group_dst=to)
             assert work is not None
             sent.append((work, whole))
-            while len(sent) > (IN_FLIGHT if small else 0):
+            while len(sent) > most:
                 sent.popleft()[0].wait()
 
         self._do("send", post, to)
@@ -192,6 +192,10 @@ class Torch:
 
     def ring(self) -> None:
         """Who waits looks by itself."""
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """A copy in memory of its own."""
+        return out.copy_(tensor)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""

@@ -55,6 +55,16 @@ def as_bytes(made: Tensor) -> Tensor:
     return made if made.dtype == torch.uint8 else made.view(torch.uint8)
 
 
+def code(dtype: torch.dtype) -> int:
+    """A type as a number."""
+    return _CODES[dtype]
+
+
+def dtype(code: int) -> torch.dtype:
+    """The type of a number."""
+    return _DTYPES[code]
+
+
 def header(tensor: Tensor) -> Tensor:
     """Dtype and shape as numbers, always as many."""
     if tensor.dtype not in _CODES or tensor.dim() > HEADER - 2:

@@ -71,9 +71,9 @@ class Wrapper:
         """The inner transport's; the bytes are those of all ranks, taken as alike."""
         return self.around("all_gather", tensor.nbytes * self.size, self.inner.all_gather, tensor)
 
-    def send(self, tensor: Tensor, to: int) -> None:
+    def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """The inner transport's."""
-        self.around("send", tensor.nbytes, self.inner.send, tensor, to)
+        self.around("send", tensor.nbytes, self.inner.send, tensor, to, ahead)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """The inner transport's."""
@@ -108,6 +108,10 @@ class Wrapper:
     def ring(self) -> None:
         """The inner transport's."""
         self.inner.ring()
+
+    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
+        """The inner transport's."""
+        return self.around("copy_shared", tensor.nbytes, self.inner.copy_shared, tensor, out)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The inner transport's."""
