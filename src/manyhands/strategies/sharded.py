@@ -83,7 +83,7 @@ class Sharded:
             "parameters": sum(local.nbytes for local in self._shards.local.values()),
             "gradients": sum(local.nbytes for local in self._local.values()),
             "whole": whole,
-            "groups": len(self._units),
+            "groups": _groups(self._units),
         }
 
     def step(
@@ -229,8 +229,8 @@ class Sharded:
 class Shards:
     """This worker's rows of every parameter, and the way to whole tensors and back.
 
-    What FSDP does not shard, a scalar or a parameter of another type than the rest of its group, is whole at
-    every worker; rank 0 updates it and tells the others.
+    What FSDP does not shard, a scalar, an empty tensor or one of another type than the rest of its group, is
+    whole at every worker; rank 0 updates it and tells the others.
     """
 
     def __init__(self, model: nn.Module, plain: nn.Module, transport: Transport) -> None:
@@ -257,8 +257,9 @@ class Shards:
 
     def spread(self) -> None:
         """What rank 0 has updated, to all."""
-        for tensor in self._shared.values():
-            self._transport.broadcast(tensor)
+        for name, tensor in self._shared.items():
+            if self._plain[name].requires_grad:
+                self._transport.broadcast(tensor)
 
     def fill(self) -> None:
         """Make the plain copy whole."""
@@ -296,24 +297,26 @@ def _hollow(model: nn.Module) -> nn.Module:
 
 def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
     """Shard a model block by block over a transport's process group, and say to sum."""
-    device = next(model.parameters()).device
+    device = next(model.parameters(), torch.empty(0)).device
     mesh = DeviceMesh.from_group(transport.process_group, device.type)  # type: ignore[attr-defined]
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # FSDP cuts nothing else
     units, left_out = _units(model)
+    for module in units:
+        module.register_forward_hook(_own_outputs)  # before FSDP's own, which is to see what it returns
     made = [
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model, ignored_params=left_out)
         for unit in units
     ]
-    for unit in made:
+    for module, unit in zip(units, made, strict=True):
+        if _begins_in_place(module):
+            module.register_forward_pre_hook(_own_inputs)  # after FSDP's own, which hands it a view
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
         if hasattr(unit, "set_reduce_scatter_unused_params"):
             # workers may use different parameters; before torch 2.13 FSDP wants them to use the same
             unit.set_reduce_scatter_unused_params(True, recurse=False)
-        if (
-            device.type == "cpu"
-        ):  # on CUDA they run beside what is computed, and a look at the clock would wait
+        if device.type == "cpu":  # on CUDA they run beside the computing, for which a clock would wait
             pass_through(unit, transport)
     return made
 
@@ -339,5 +342,35 @@ def _units(model: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter]]:
             if parameter.requires_grad:
                 sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.nbytes
         most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-        left_out |= {p for p in mine if p.dim() == 0 or (p.requires_grad and p.dtype != most)}
+        left_out |= {
+            p for p in mine if p.dim() == 0 or p.numel() == 0 or (p.requires_grad and p.dtype != most)
+        }
     return units, left_out
+
+
+def _groups(units: list[FSDPModule]) -> int:
+    """How many of them have parameters of their own; the whole model's may all be its blocks'."""
+    seen: set[int] = set()
+    count = 0
+    for unit in units:
+        assert isinstance(unit, nn.Module)
+        found = {id(parameter) for parameter in unit.parameters() if isinstance(parameter, DTensor)}
+        count += bool(found - seen)
+        seen |= found
+    return count
+
+
+def _begins_in_place(module: nn.Module) -> bool:
+    """Whether the first layer says that it writes over its inputs."""
+    leaves = (layer for layer in module.modules() if not list(layer.children()))
+    return bool(getattr(next(leaves, None), "inplace", False))
+
+
+def _own_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copies, which may be written over."""
+    return tuple(tensor.clone() for tensor in inputs)
+
+
+def _own_outputs(module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
+    """No view: who writes over one would cut FSDP off from backward."""
+    return outputs.clone() if isinstance(outputs, Tensor) and outputs._base is not None else outputs
