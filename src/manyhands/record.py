@@ -109,7 +109,7 @@ class RunRecord(BaseModel):
     staleness: dict[int, int] = {}  # how many updates were that stale, in this sitting
     lost: list[str] = []  # workers that were lost while the others went on
     peak_memory: int  # bytes, the largest rank
-    memory: list[int] = []  # the same of every rank
+    memory: list[int] = []  # of every rank, before the first checkpoint was put together
     choices: dict[str, Any] = {}  # what a strategy chose by itself, such as where the model is cut
     resumed: int  # how often
     environment: Environment

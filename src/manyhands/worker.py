@@ -83,6 +83,7 @@ class Report(NamedTuple):
 
     phases: dict[str, float]
     peak_memory: int
+    memory: int  # before the first checkpoint
     traffic: dict[str, dict[str, float]]
     share: Share
 
@@ -97,7 +98,7 @@ class Session:
         self.journal = Journal(self.folder)
         self.observers: list[Observer] = [self.journal, Relay(place.line)] if self.leads else []
         self.checkpoints = Checkpoints(self.folder.checkpoints, spec.id, spec.keep)
-        self.stop = stop
+        self.stop, self._memory = stop, 0
         station = self.station = Station(place, spec, drill=job.attempt == 0 and not place.joining)
         self.environment = environment.describe(threads, str(station.device))
         self.clock, self.task, self.recipe, self.feed = (
@@ -213,6 +214,7 @@ class Session:
 
     def _save(self, here: Position) -> None:
         self.journal.flush()
+        self._memory = self._memory or environment.peak_memory()  # a checkpoint takes more than training does
         state = self.station.worker.state()  # all ranks put it together, rank 0 writes it
         # where each goes at its own pace no two runs are alike, and only rank 0 is here
         randoms = [random_state()] if self.station.free else self.place.line.exchange(random_state())
@@ -286,7 +288,8 @@ class Session:
         spec, here, start = self.spec, self.here, self._start()
         traffic = {name: asdict(each) for name, each in self.station.traffic.traffic.items()}
         share = Share(samples=self.feed.read_so_far, steps=here.step)
-        mine = Report(self.clock.stopped(), environment.peak_memory(), traffic, share)
+        peak = environment.peak_memory()
+        mine = Report(self.clock.stopped(), peak, self._memory or peak, traffic, share)
         reports: list[Report | None] = self.place.line.exchange(mine)
         if not self.leads:
             return None
@@ -325,7 +328,7 @@ class Session:
             staleness=dict(sorted(keeper.staleness.items())) if keeper else {},
             lost=keeper.lost if keeper else [],
             peak_memory=max(report.peak_memory for report in known),
-            memory=[report.peak_memory if report else 0 for report in reports],
+            memory=[report.memory if report else 0 for report in reports],
             choices=self.station.choices,
             resumed=here.resumed,
             environment=self.environment,

@@ -94,11 +94,11 @@ def _result(record: RunRecord) -> list[str]:
 
 
 def _memory(record: RunRecord) -> str:
-    """`410 MB at the most`, or what each rank took where they differ."""
-    sizes = [words.size(each) for each in record.memory]
-    if len(set(sizes)) < 2:
-        return f"{words.size(record.peak_memory)} at the most"
-    return f"{', '.join(sizes)} at the most, by rank"
+    """`410 MB at the most`, and what each rank took to train where there are several."""
+    most = f"{words.size(record.peak_memory)} at the most"
+    if len(record.memory) < 2:
+        return most
+    return f"{most}; training {', '.join(words.size(each) for each in record.memory)} by rank"
 
 
 def _workers(record: RunRecord) -> list[str]:
