@@ -12,7 +12,9 @@ import pytest
 from conftest import ROOT
 from manyhands import cli
 
-STRATEGIES = tuple(f"docs/strategies/{name}.md" for name in ("allreduce", "average", "server", "hogwild"))
+STRATEGIES = tuple(
+    f"docs/strategies/{name}.md" for name in ("allreduce", "average", "server", "hogwild", "pipeline")
+)
 PAGES = ("README.md", "docs/guide.md", *STRATEGIES)
 
 
