@@ -72,7 +72,9 @@ def measure(model: nn.Module, inputs: Tensor, rounds: int = ROUNDS) -> list[Cost
     with torch.random.fork_rng(devices=devices):
         _check_composition(model, blocks, inputs)
         costs = []
-        inputs = inputs.detach()  # whose gradient nobody needs, which saves the first layer half of its backward
+        inputs = (
+            inputs.detach()
+        )  # whose gradient nobody needs, which saves the first layer half of its backward
         for number, block in enumerate(blocks):
             # a block by itself, so that neither gradients nor running statistics of the model change
             cost, inputs = _measure(f"{number} {type(block).__name__}", copy.deepcopy(block), inputs, rounds)
