@@ -22,12 +22,19 @@ def recomputed(module: nn.Module, inputs: Tensor) -> Tensor:
 
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """A norm that sees a batch for the second time does not count it again."""
-    counting = [m for m in module.modules() if isinstance(m, _NormBase) and m.track_running_stats]
-    for norm in counting:
-        norm.track_running_stats = False
+    """A norm that sees a batch for the second time counts it in copies of its statistics, then forgotten.
+
+    Were its counting turned off, it would save fewer tensors than before, which autograd refuses.
+    """
+    norms = [m for m in module.modules() if isinstance(m, _NormBase)]
+    counting = [norm for norm in norms if norm.track_running_stats and norm.training]  # a frozen one does not
+    own = [dict(norm._buffers) for norm in counting]
+    for norm, buffers in zip(counting, own, strict=True):
+        norm._buffers.update(
+            {name: buffer if buffer is None else buffer.clone() for name, buffer in buffers.items()}
+        )
     try:
         yield
     finally:
-        for norm in counting:
-            norm.track_running_stats = True
+        for norm, buffers in zip(counting, own, strict=True):
+            norm._buffers.update(buffers)
