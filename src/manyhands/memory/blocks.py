@@ -25,7 +25,7 @@ class Cost(NamedTuple):
     outputs: int  # bytes that it hands on
     copying: float  # seconds to hand them on through memory
     parameters: int  # numbers
-    alone: bool  # false where it changes its inputs in place: no cut before it
+    alone: bool  # false where its inputs are changed in place, by it or behind it: no cut before it
 
     @property
     def seconds(self) -> float:
@@ -44,7 +44,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         if not found or not all(isinstance(block, nn.Module) for block in found):
             raise UsageError(f"{type(model).__name__}.blocks() must name modules in order, got {found!r:.80}")
         return found
-    if isinstance(model, nn.Sequential) and len(model):
+    if isinstance(model, nn.Sequential):
+        if not len(model):
+            raise UsageError("an empty nn.Sequential cannot be cut into blocks")
         only = model[0]
         return blocks_of(only) if len(model) == 1 and isinstance(only, nn.Sequential) else list(model)
     raise UsageError(
@@ -71,25 +73,27 @@ def measure(model: nn.Module, inputs: Tensor, rounds: int = ROUNDS) -> list[Cost
     devices = [inputs.device] if inputs.is_cuda else []
     with torch.random.fork_rng(devices=devices):
         _check_composition(model, blocks, inputs)
-        costs = []
-        inputs = (
-            inputs.detach()
-        )  # whose gradient nobody needs, which saves the first layer half of its backward
+        costs, views = [], []
+        inputs = inputs.detach()  # nobody needs their gradient, which saves the first layer half its backward
         for number, block in enumerate(blocks):
             # a block by itself, so that neither gradients nor running statistics of the model change
-            cost, inputs = _measure(f"{number} {type(block).__name__}", copy.deepcopy(block), inputs, rounds)
+            name = f"{number} {type(block).__name__}"
+            cost, inputs, view = _measure(name, copy.deepcopy(block), inputs, rounds)
             costs.append(cost)
+            views.append(view)
+    for number in reversed(range(len(blocks) - 1)):
+        if views[number] and not costs[number + 1].alone:  # what is written there are the inputs here
+            costs[number] = costs[number]._replace(alone=False)
     return costs
 
 
 def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Tensor) -> None:
-    training = model.training
-    few = inputs[:2]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
-            whole = model(few)
-            parts = few
+            whole = model(inputs[:2].clone())  # a first block may write over its inputs
+            parts = inputs[:2].clone()
             for number, block in enumerate(blocks):
                 parts = block(parts)
                 if not isinstance(parts, Tensor):
@@ -102,13 +106,15 @@ def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Te
                     f"the blocks of {type(model).__name__} one after the other do not give what it gives"
                 )
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
 
 
-def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[Cost, Tensor]:
+def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[Cost, Tensor, bool]:
+    """What a block costs, what it hands on, and whether that is the memory of its inputs."""
     held = {p.untyped_storage().data_ptr() for p in (*block.parameters(), *block.buffers())}
     alone, forwards, backwards, copies = True, [], [], []
-    outputs, saved = inputs, 0
+    outputs, saved, view = inputs, 0, False
     for number in range(rounds + 1):
         # the first one fetches memory, chooses kernels, and shows whether a stage could begin here
         wanted = inputs.requires_grad or (number == 0 and inputs.is_floating_point())
@@ -133,6 +139,7 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
                 outputs = block(leaf.clone())
         _finish(inputs)
         forwards.append(time.perf_counter() - since)
+        view = outputs.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
         saved = sum(kept.values())
         room = torch.empty_like(outputs)
         since = time.perf_counter()
@@ -155,7 +162,7 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
         sum(parameter.numel() for parameter in block.parameters()),
         alone,
     )
-    return cost, outputs.detach().requires_grad_(outputs.requires_grad)
+    return cost, outputs.detach().requires_grad_(outputs.requires_grad), view
 
 
 def _finish(tensor: Tensor) -> None:

@@ -39,7 +39,10 @@ class Apart:
         self._replicas = transport.size // stages
         self._own = own
         self._names = list(named)
-        self.slices: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
+        self._held: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
+        # an optimiser wants something to update also where a stage has nothing: it never has a gradient
+        nothing = {"nothing": torch.empty(0)} if named else {}
+        self.slices: dict[str, Tensor] = self._held or nothing
         mine = [name in own for name in named]
         self.notes = Notes(model, len(named), mine)
         device = next((p.device for p in named.values()), torch.device("cpu"))
@@ -49,29 +52,29 @@ class Apart:
 
     def begin(self) -> None:
         """Autograd adds to `.grad`: away with the last step's."""
-        for parameter in self.slices.values():
+        for parameter in self._held.values():
             parameter.grad = None
 
     @property
     def touched(self) -> list[bool]:
         """Which parameters have a gradient; those of other stages are not missing here."""
-        return [name not in self._own or self.slices[name].grad is not None for name in self._names]
+        return [name not in self._own or self._held[name].grad is not None for name in self._names]
 
     def reduce(self) -> None:
         """Sum this stage's gradients over its replicas, and everybody's notes."""
         if self._replicas > 1:
-            for parameter in self.slices.values():
+            for parameter in self._held.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            self._sum([p.grad for p in self.slices.values() if p.grad is not None])
+            self._sum([p.grad for p in self._held.values() if p.grad is not None])
         self._summed.copy_(self._noted)
         self._transport.all_reduce(self._summed)
 
     def leave_out(self, missing: list[int]) -> None:
         """As in one process."""
         for number in missing:
-            if (name := self._names[number]) in self.slices:
-                self.slices[name].grad = None
+            if (name := self._names[number]) in self._held:
+                self._held[name].grad = None
 
     def publish(self) -> None:
         """Nobody else reads this stage."""
@@ -101,8 +104,9 @@ class Apart:
         """Every stage's part of the optimiser's memory beside the whole model."""
         with self.whole(model):
             packed = state.pack(model, optimizer)
-        own = {name: tensor for name, tensor in packed.items() if name.startswith("optimizer/")}
-        return {**packed, **self._everybodys(own)}
+        whole = {name: tensor for name, tensor in packed.items() if name.startswith("model/")}
+        own = {name: tensor for name, tensor in packed.items() if name.split("/", 2)[-1] in self._own}
+        return {**whole, **self._everybodys(own)}
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
         """The whole model, and the optimiser's memory of this stage."""

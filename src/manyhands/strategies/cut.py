@@ -58,7 +58,10 @@ def balanced(
                     further[end] = found
         best = further
     if count not in best:
-        raise UsageError(f"{words.plural(count, 'block')} cannot be cut into {stages} stages")
+        borders = ", ".join(str(border) for border in sorted(closed) if 0 < border < count)
+        why = f": there is no cut before {borders}, which share parameters or write over their inputs"
+        sentence = f"{words.plural(count, 'block')} cannot be cut into {stages} stages"
+        raise UsageError(sentence + (why if borders else ""))
     return best[count][2]
 
 

@@ -115,7 +115,7 @@ class Slots:
 
     def _wait(self, ready: Callable[[], bool], what: Awaited) -> None:
         if not self._transport.until(ready, PATIENCE, what):
-            raise DeadlineError(f"waited {PATIENCE:g} s for an {what} of the neighbouring stage")
+            raise DeadlineError(f"waited {PATIENCE:g} s for the {what} of the neighbouring stage")
 
 
 @final

@@ -116,7 +116,8 @@ class Pipeline(Summed):
         else:
             if self._targets is not None and self._next is None:
                 targets = self._targets.take()
-            inputs = self._before.take().requires_grad_()
+            inputs = self._before.take()
+            inputs.requires_grad_(inputs.is_floating_point())  # whole numbers have no gradient
         if self._next is None:
             assert targets is not None
             outputs = self._compute.forward(self._module, Batch(inputs, targets), weight)

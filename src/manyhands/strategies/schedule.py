@@ -2,11 +2,15 @@
 
 Two stages, four micro-batches, a backward twice as long as a forward:
 
-    gpipe   stage 0  F0 F1 F2 F3 .  B0-- B1-- B2-- B3--       all forwards, then all backwards:
-            stage 1  .  F0 F1 F2 F3 B0-- B1-- B2-- B3-- .     every micro-batch is held at once
+    gpipe   all forwards, then all backwards: every micro-batch is held at once
 
-    1f1b    stage 0  F0 F1 .  B0-- F2 B1-- F3 B2-- .  B3--    a backward as soon as there is one:
-            stage 1  .  F0 B0-- F1 B1-- F2 B2-- F3 B3-- .     a stage holds no more than stages behind it
+        stage 0  F0 F1 F2 F3 .  .  .  B0--- B1--- B2--- B3---
+        stage 1  .  F0 F1 F2 F3 B0--- B1--- B2--- B3--- .  .
+
+    1f1b    a backward as soon as there is one: a stage holds no more than there are stages from it on
+
+        stage 0  F0 F1 .  .  B0--- F2 B1--- F3 B2--- .  B3---
+        stage 1  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- .  .
 
 Both are idle for (stages - 1) / (micro-batches + stages - 1) of the time. Backwards go in the order of the
 micro-batches, so gradients are added up in the order in which one worker would add them: the same bits.
@@ -103,7 +107,7 @@ def timeline(
 
 
 def drawn(spans: list[list[Span]], width: int = 3) -> list[str]:
-    """One line a stage: `F0 F1 .  B0--`, a unit of time as wide as a short name."""
+    """One line a stage: `F0 F1 .  B0---`, a unit of time as wide as a short name."""
     end = max(span.end for line in spans for span in line)
     lines = []
     for stage, line in enumerate(spans):
