@@ -18,7 +18,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 def pass_through(unit: Any, transport: Transport) -> None:
     """Let this FSDP module's messages be seen, where torch lets us."""
-    if hasattr(unit, "set_custom_all_gather"):  # torch 2.9
+    if hasattr(unit, "set_custom_all_gather"):  # not in every torch
         unit.set_custom_all_gather(Gather(transport))
         unit.set_custom_reduce_scatter(Scatter(transport))
 

@@ -314,7 +314,7 @@ def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
         if hasattr(unit, "set_reduce_scatter_unused_params"):
-            # workers may use different parameters; before torch 2.13 FSDP wants them to use the same
+            # workers may use different parameters; an older FSDP wants them to use the same
             unit.set_reduce_scatter_unused_params(True, recurse=False)
         if device.type == "cpu":  # on CUDA they run beside the computing, for which a clock would wait
             pass_through(unit, transport)
