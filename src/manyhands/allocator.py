@@ -17,13 +17,15 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
 # Setting any ends glibc's own adjustment for good, so afterwards they are left where it would have led.
 _AFTER = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
+# Large blocks are mapped by themselves, so that each is the system's again the moment it is freed.
+_RETURN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**20, _TRIM_THRESHOLD: 2**20}
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
     """While entered, freed memory is kept for the next step; then it goes back. Without glibc: nothing."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
+    libc = _glibc()
+    if libc is None:
         yield
         return
     _set(libc, _KEEP)
@@ -32,6 +34,26 @@ def kept_memory() -> Iterator[None]:
     finally:
         _set(libc, _AFTER)
         libc.malloc_trim(0)
+
+
+@contextmanager
+def returned_memory() -> Iterator[None]:
+    """While entered, freed memory goes back at once, also where it would be kept: for whoever has little."""
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    _set(libc, _RETURN)
+    libc.malloc_trim(0)
+    try:
+        yield
+    finally:
+        _set(libc, _AFTER)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def _set(libc: ctypes.CDLL, options: dict[int, int]) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from manyhands.environment import peak_memory
 from manyhands.memory.plan import Speed
 from manyhands.memory.store import Store
 
 PROBE = 8 * 2**20  # bytes a parcel that is moved to see how long it takes
 PARCELS = 4
+SPARE = 16 * 2**20  # bytes for what nobody counts
+STEPS = 4  # at the beginning, after which nothing new is expected
 
 
 def held() -> int:
@@ -23,18 +26,58 @@ def held() -> int:
     table = Path("/proc/self/statm")
     if table.exists():
         return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    from manyhands.environment import peak_memory
-
     return peak_memory()
 
 
-def to_come(module: nn.Module, copies: int = 1) -> int:
-    """Bytes of gradients that are not there yet, and of what an optimiser remembers a parameter."""
-    owing = 0
-    for parameter in module.parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            owing += parameter.nbytes * (1 + copies)
-    return owing
+def most() -> int:
+    """The most bytes it has ever held."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.max_memory_reserved()
+    return peak_memory()
+
+
+def gradients_to_come(module: nn.Module) -> int:
+    """Bytes of gradients that are not there yet."""
+    return sum(p.nbytes for p in module.parameters() if p.requires_grad and p.grad is None)
+
+
+class Others:
+    """What a worker holds beside activations: parameters, gradients, an optimiser's memory, the program.
+
+    Before the first step an optimiser is taken to remember as much as the parameters are; afterwards it is
+    seen. Where a step took more than the budget, though the plan said it would not, the difference is added.
+    """
+
+    def __init__(self, budget: int | None) -> None:
+        self._budget = budget
+        self._looks = 0
+        self._most = self._over = self._held = 0
+
+    @property
+    def nbytes(self) -> int:
+        """With some room for what was forgotten."""
+        return self._held + self._over + SPARE
+
+    def look(self, module: nn.Module) -> None:
+        """As it is now, between two steps."""
+        coming = gradients_to_come(module)
+        optimizer = 0 if self._looks else sum(p.nbytes for p in module.parameters() if p.requires_grad)
+        self._held = max(self._held, held() + coming + optimizer)
+        if not self._looks:
+            self._most = most()
+        self._looks += 1
+
+    def grown(self, module: nn.Module) -> bool:
+        """Whether there is more than when a plan was made; looked at after the first few steps."""
+        if self._budget is None or self._looks > STEPS:
+            return False
+        before, self._looks = self.nbytes, self._looks + 1
+        self._held = max(self._held, held() + gradients_to_come(module))
+        now = most()
+        if now > max(self._most, self._budget):
+            self._over += now - max(self._most, self._budget)
+        self._most = max(now, self._most)
+        return self.nbytes > before + SPARE // 4
 
 
 def probe(store: Store) -> Speed:

@@ -7,15 +7,16 @@ chooses for each part of the model whether it is kept, recomputed or moved.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from manyhands import words
+from manyhands.allocator import returned_memory
 from manyhands.errors import UsageError
 from manyhands.memory import budget, plan, profile
 from manyhands.memory.hooks import AHEAD, Tape
@@ -55,8 +56,13 @@ class Offload:
         self._choices = {} if choices is None else choices
         self._store: Store | None = None
         self._ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, list[profile.Unit]] = WeakKeyDictionary()
         self._speed: Speed | None = None
         self._runs = 0
+        self._tapes: WeakSet[Tape] = WeakSet()  # of passes that backward has not finished
+        self._passes = 1  # that were in flight at a time
+        self._others = budget.Others(memory)
+        self._open = ExitStack()
 
     def run(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """The module's outputs."""
@@ -64,19 +70,27 @@ class Offload:
             plainly: Tensor = module(inputs)
             return plainly
         way = self._ways.get(module)
-        if way is None or inputs.numel() > way.size:
+        if way is None or inputs.numel() > way.size or self._learnt(module):
             way = self._ways[module] = self._choose(module, inputs)
         store = self._store
         assert store is not None
         held = (*module.parameters(), *module.buffers(), inputs)
         conv = self._mode == "conv"
         tape = Tape(store, held, moving=not conv, promote=conv, ahead=way.ahead)
+        self._tapes.add(tape)
         self._runs += 1
         with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
             if conv:
                 with _moving_inside_convolutions(module, tape):
                     return self._through(way, tape, inputs, steer=False)
             return self._through(way, tape, inputs, steer=self._mode == "auto")
+
+    def _learnt(self, module: nn.Module) -> bool:
+        """Whether the plan was made for less than there is: passes in flight, an optimiser, kernels."""
+        if self._memory is None or self._mode != "auto":
+            return False
+        passes, self._passes = self._passes, max(self._passes, len(self._tapes) + 1)
+        return self._passes > passes or (not self._tapes and self._others.grown(module))
 
     def close(self) -> None:
         """End its threads and give back the disk; what was moved is told to the record."""
@@ -89,7 +103,7 @@ class Offload:
                 "read_a_pass": store.read // runs,
                 "waited_a_pass": round(store.waited / runs, 6),
             }
-            store.close()
+            self._open.close()
 
     def _through(self, way: Way, tape: Tape, flowing: Tensor, *, steer: bool) -> Tensor:
         for segment, part in way.parts:
@@ -103,28 +117,33 @@ class Offload:
         if self._store is None:
             cuda = inputs.is_cuda
             self._store = PinnedStore(inputs.device) if cuda else DiskStore(self._folder)
+            self._open.callback(self._store.close)
+            self._open.enter_context(returned_memory())  # what is kept for the next step is not spared
         units = profile.units_of(module)
         if self._mode != "auto":
             how = tuple(Segment(number, number + 1, "move", True) for number in range(len(units)))
             self._choices["offload"] = {"mode": self._mode}
             return Way(units, how, inputs.numel(), AHEAD)
-        known = profile.timed(units, profile.sizes(units, inputs), inputs)
-        chosen = self._plan(known, module)
+        known = self._known.get(module)
+        if known is None or inputs.numel() > self._ways[module].size:
+            known = self._known[module] = profile.timed(units, profile.sizes(units, inputs), inputs)
+        if self._speed is None:
+            self._speed = budget.probe(self._store)
+        self._others.look(module)  # last, as measuring loads parts of the program too
+        chosen = self._plan(known)
         self._store.reserve(chosen.moved)
         self._store.in_flight = chosen.ahead
         self._tell(known, chosen)
         return Way(units, chosen.segments, inputs.numel(), chosen.ahead)
 
-    def _plan(self, known: list[profile.Unit], module: nn.Module) -> Plan:
-        assert self._store is not None
-        if self._speed is None:
-            self._speed = budget.probe(self._store)
+    def _plan(self, known: list[profile.Unit]) -> Plan:
+        assert self._speed is not None
         if self._memory is None:  # activations alone count: no choice makes gradients and kernels smaller
             known = [unit.lean() for unit in known]
             room = max(int(LESS * plan.plain(known)), plan.least(known))
         else:
             least = plan.least(known)
-            others = budget.held() + budget.to_come(module)
+            others = self._others.nbytes
             room = self._memory - others
             if room < least:
                 raise UsageError(
@@ -132,6 +151,7 @@ class Offload:
                     f"{words.size(others)} of parameters, gradients and the rest: it takes at least "
                     f"{words.size(others + least)}"
                 )
+            room = max(least, room // self._passes)  # each pass has its own
         chosen = plan.choose(known, room, self._speed, [a for a in AHEADS if a < room])
         if chosen is None:  # rounding on the grid: there is room for everything moved and no more
             chosen = plan.choose(known, room, self._speed, [0], levels=4 * plan.LEVELS)

@@ -4,7 +4,7 @@ A model is a row of units. Each is kept (its saved tensors stay), moved (they le
 a segment that is recomputed from its inputs, which are kept or moved. What is kept before a unit is there
 while the unit works, forward and backward; what comes behind it is not yet, or no more. So
 
-    kept so far + what the unit works with  <=  budget          for every unit
+    kept so far + what the unit works with + what is fetched ahead  <=  budget          for every unit
 
 and the state of the programme is what is kept so far and what is moved so far, in steps of a grid (rounded
 up, so that the budget holds), and whether the last segment left its outputs to nobody.
@@ -76,7 +76,7 @@ def steps(units: Sequence[Unit], start: int, loose: bool, ahead: int, speed: Spe
     for how in ("keep", "move"):
         moves = how == "move"
         held = left_by(unit, loose)
-        work = unit.work + unit.touched + (ahead if moves else -held)
+        work = ahead + unit.work + unit.touched - (0 if moves else held)
         kept, moved = (0, held) if moves else (held, 0)
         yield _Step(
             Segment(start, start + 1, "move" if moves else "keep", moves),
@@ -91,12 +91,12 @@ def steps(units: Sequence[Unit], start: int, loose: bool, ahead: int, speed: Spe
         if not part[0].alone or (stop < len(units) and not units[stop].alone):
             continue
         held = unit.inputs if loose else 0
-        work = unit.inputs + _inside(part) + max(u.work for u in part)
+        work = ahead + unit.inputs + _inside(part) + max(u.work for u in part)
         for moves in (False, True):
             kept, moved = (0, held) if moves else (held, 0)
             seconds = again(part) + waiting(moved, ahead, speed)
             segment = Segment(start, stop, "recompute", moves)
-            yield _Step(segment, kept, moved, work - kept + (ahead if moves else 0), seconds, True)
+            yield _Step(segment, kept, moved, work - kept, seconds, True)
 
 
 def _inside(part: Sequence[Unit]) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
 
 from manyhands.errors import UsageError
 from manyhands.memory.blocks import blocks_of, measure
@@ -86,15 +87,23 @@ def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        # an in-place unit may not change a leaf
-        outputs: Any = functional_call(
-            module, state, (inputs * 1 if inputs.requires_grad and inputs.is_leaf else inputs,)
-        )
+        outputs: Any = functional_call(module, state, (inputs,))
     if not isinstance(outputs, Tensor):
         raise UsageError(f"a {type(module).__name__} gives a {type(outputs).__name__}, not one tensor")
     after = outputs.untyped_storage()._cdata
     others = sum(t.untyped_storage().nbytes() for n, t in saved.items() if n not in (before, after))
-    unit = Unit(inputs.nbytes, outputs.nbytes, others, before in saved, after in saved, before == after)
+    gradients = inputs.nbytes + outputs.nbytes
+    # oneDNN copies what a convolution reads and writes into a layout of its own
+    kernels = gradients if any(isinstance(member, _ConvNd) for member in module.modules()) else 0
+    unit = Unit(
+        inputs.nbytes,
+        outputs.nbytes,
+        others,
+        before in saved,
+        after in saved,
+        before == after,
+        gradients + kernels,
+    )
     return unit, outputs
 
 
