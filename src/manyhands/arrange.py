@@ -172,8 +172,8 @@ def _check_stages(spec: RunSpec) -> None:
         )
     if chosen.recompute and spec.stages == 1:
         raise UsageError(
-            "--recompute keeps only the inputs of a stage, and one worker has no stages: --offload auto "
-            "recomputes where it pays"
+            "--recompute keeps only the inputs of each stage, but here the model is in one piece: --offload "
+            "auto recomputes where it pays"
         )
 
 

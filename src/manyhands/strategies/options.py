@@ -119,7 +119,7 @@ def server(
 
 def layers(*, recompute: bool = False, cut: tuple[int, ...] = ()) -> PipelineOptions:
     """Consecutive layers on successive workers, one batch at a time: all but one of them wait."""
-    _must("layers", "cut", _ascends(cut), "block numbers in ascending order, the first at least 1", cut)
+    _check_cut("layers", cut)
     return PipelineOptions(None, 1, "gpipe", recompute, cut)
 
 
@@ -135,12 +135,13 @@ def pipeline(
     _must("pipeline", "stages", stages is None or stages >= 1, "at least 1", stages)
     fits = micro_batches is None or micro_batches >= 1
     _must("pipeline", "micro_batches", fits, "at least 1", micro_batches)
-    _must("pipeline", "cut", _ascends(cut), "block numbers in ascending order, the first at least 1", cut)
+    _check_cut("pipeline", cut)
     return PipelineOptions(stages, micro_batches, schedule, recompute, cut)
 
 
-def _ascends(cut: tuple[int, ...]) -> bool:
-    return all(a < b for a, b in pairwise((0, *cut)))
+def _check_cut(strategy: str, cut: tuple[int, ...]) -> None:
+    ascends, got = all(a < b for a, b in pairwise((0, *cut))), ", ".join(map(str, cut))
+    _must(strategy, "cut", ascends, "block numbers in ascending order, the first at least 1", got)
 
 
 def parse(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
