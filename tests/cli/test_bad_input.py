@@ -15,12 +15,37 @@ TASKS = (
     "quadratic, digits-mlp, mnist-mlp, mnist-cnn, mnist-resnet, fashion-cnn, cifar-resnet, "
     "blood-vgg19, imagenet-resnet50, sparse-logistic"
 )
-STRATEGIES = "single, allreduce, average, server, hogwild"
+STRATEGIES = "single, allreduce, average, server, hogwild, layers, pipeline, sharded"
 TORCHRUN = "RANK=0 LOCAL_RANK=0 WORLD_SIZE={0} LOCAL_WORLD_SIZE={0} MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
 MPIRUN = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=1"
+CUT = "strategy pipeline: cut must be block numbers in ascending order, the first at least 1, got"
+IN_PIECES = "train digits-mlp --strategy pipeline --workers 2"
+IN_ONE_PIECE = (
+    "--recompute keeps only the inputs of each stage, but here the model is in one piece: --offload auto "
+    "recomputes where it pays"
+)
 EVERY = "strategy average: every must be a whole number of steps, at least 1, or epoch, or end, got"
 SLOW = "is not FACTOR@RANK with a factor of at least 1, such as 4@1"
 RECIPES = "constant, large-batch, lars, lamb"
+WHOLE = """
+import torch, manyhands as mh
+from torch import nn
+
+def task(name, model):
+    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8).long())
+    loss = nn.functional.cross_entropy
+    return mh.Task(name=name, model=model, train=data, test=data, loss=loss, target=0.9)
+
+def linear() -> mh.Task:
+    return task("linear", lambda: nn.Linear(3, 2))
+
+def tied() -> mh.Task:
+    def model():
+        made = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 2))
+        made[2].weight = made[0].weight
+        return made
+    return task("tied", model)
+"""
 
 TABLE = {
     "no worker": (
@@ -224,10 +249,123 @@ TABLE = {
     **{
         f"batch norm over the batches of {strategy}": (
             f"train digits-mlp --strategy {strategy} --workers 2 --sync-batchnorm",
-            f"--sync-batchnorm needs workers that step together: strategy {strategy} has none",
+            "--sync-batchnorm needs workers that see the whole model and step together: use allreduce, not "
+            f"{strategy}",
         )
-        for strategy in ("average", "server", "hogwild")
+        for strategy in ("average", "server", "hogwild", "layers", "pipeline", "sharded")
     },
+    "more stages than blocks": (
+        "train digits-mlp --strategy pipeline --workers 5",
+        "digits-mlp has 4 blocks and cannot be cut into 5 stages",
+    ),
+    "more layers than blocks": (
+        "train digits-mlp --strategy layers --workers 5",
+        "digits-mlp has 4 blocks and cannot be cut into 5 stages",
+    ),
+    "a worker too many for pipelines": (
+        "train digits-mlp --strategy pipeline --workers 3 --stages 2",
+        "3 workers cannot be divided into pipelines of 2 stages: use 2, 4, 6, ... workers",
+    ),
+    "workers too few for a pipeline": (
+        f"{IN_PIECES} --stages 3",
+        "2 workers cannot be divided into pipelines of 3 stages: use 3, 6, 9, ... workers",
+    ),
+    "no stage": (f"{IN_PIECES} --stages 0", "strategy pipeline: stages must be at least 1, got 0"),
+    "stages without a pipeline": (
+        "train digits-mlp --workers 2 --stages 2",
+        "strategy allreduce has no option 'stages': it is pipeline's",
+    ),
+    "micro-batches of layers": (
+        "train digits-mlp --strategy layers --workers 2 --micro-batches 5",
+        "strategy layers has no option 'micro_batches': it is pipeline's",
+    ),
+    "more micro-batches than samples": (
+        f"{IN_PIECES} --batch 4 --micro-batches 5",
+        "batch 4 cannot be divided over 1 x 5 (pipelines x micro-batches): some would have no sample",
+    ),
+    "more micro-batches than samples of a replica": (
+        "train digits-mlp --strategy pipeline --workers 4 --stages 2 --batch 4 --micro-batches 3",
+        "batch 4 cannot be divided over 2 x 3 (pipelines x micro-batches): some would have no sample",
+    ),
+    "no micro-batch": (
+        f"{IN_PIECES} --micro-batches 0",
+        "strategy pipeline: micro_batches must be at least 1, got 0",
+    ),
+    "unknown schedule": (
+        f"{IN_PIECES} --schedule zigzag",
+        "strategy pipeline: option schedule = 'zigzag' is not 'gpipe' or '1f1b'",
+    ),
+    "a cut too many": (
+        f"{IN_PIECES} --set strategy.cut=1,2",
+        "a cut at 1, 2 makes 3 stages, but there are 2",
+    ),
+    "a cut backwards": (
+        "train digits-mlp --strategy pipeline --workers 3 --set strategy.cut=2,1",
+        f"{CUT} 2, 1",
+    ),
+    "a cut before everything": (f"{IN_PIECES} --set strategy.cut=0", f"{CUT} 0"),
+    "a cut behind everything": (
+        f"{IN_PIECES} --set strategy.cut=4",
+        "digits-mlp cannot be cut at block 4: it has 4 blocks",
+    ),
+    "a cut that is no number": (
+        f"{IN_PIECES} --set strategy.cut=half",
+        "strategy pipeline: option cut = ['half'] is not a valid integer",
+    ),
+    "a cut through tied parameters": (
+        "train whole.py:tied --strategy pipeline --workers 2 --set strategy.cut=1 --batch 4",
+        "tied cannot be cut at block 1: blocks on both sides share a parameter",
+    ),
+    "more stages than tied parameters allow": (
+        "train whole.py:tied --strategy pipeline --workers 3 --batch 4",
+        "tied shares parameters between its blocks, which must stay together: it can be cut into at most 2 "
+        "stages, not 3",
+    ),
+    "a model that cannot be cut": (
+        "train whole.py:linear --strategy pipeline --workers 2 --batch 4",
+        "a Linear cannot be cut into blocks: it is no nn.Sequential and has no method blocks() that names "
+        "the modules it consists of in order",
+    ),
+    "accumulated in a pipeline": (
+        f"{IN_PIECES} --accumulate 2",
+        "strategy pipeline does not accumulate: use --micro-batches 2",
+    ),
+    "accumulated in layers": (
+        "train digits-mlp --strategy layers --workers 2 --accumulate 2",
+        "strategy layers does not accumulate",
+    ),
+    "recomputed by one worker": ("train digits-mlp --strategy pipeline --recompute", IN_ONE_PIECE),
+    "recomputed in one stage": (f"{IN_PIECES} --stages 1 --recompute", IN_ONE_PIECE),
+    "recomputed by all-reduce": (
+        "train digits-mlp --workers 2 --recompute",
+        "strategy allreduce has no option 'recompute': it is layers and pipeline's",
+    ),
+    "auto for a pipeline": (
+        "train digits-mlp --workers auto --strategy pipeline",
+        "workers auto chooses between single and allreduce, not pipeline",
+    ),
+    "shards without torch": (
+        "train digits-mlp --strategy sharded --workers 2 --transport shm",
+        "strategy sharded is torch's fully_shard, which speaks through torch.distributed: transport shm "
+        "cannot carry it, use torch",
+    ),
+    "a size of no unit": (
+        "train digits-mlp --memory 2XB",
+        "memory must be a size such as 2GB, 500MB or 1.5GiB, got '2XB'",
+    ),
+    "no memory": ("train digits-mlp --memory 0", "memory must be more than nothing, got 0"),
+    "a budget that nobody keeps to": (
+        "train digits-mlp --memory 2GB --offload all",
+        "--memory says how much a worker may use, which offload auto keeps to, but offload is all",
+    ),
+    "offload what": (
+        "train digits-mlp --offload some",
+        "offload should be 'none', 'all', 'conv' or 'auto', got 'some'",
+    ),
+    "verify more stages than blocks": (
+        "verify digits-mlp --strategy pipeline --workers 5",
+        "digits-mlp has 4 blocks and cannot be cut into 5 stages",
+    ),
     "slower than what": (
         "MANYHANDS_SLOW=fast@1 train digits-mlp",
         f"MANYHANDS_SLOW='fast@1' {SLOW}",
@@ -327,6 +465,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the table complains about."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "mine.py").write_text('import manyhands as mh\n\ndef flower() -> mh.Task:\n    return "rose"\n')
+    (folder / "whole.py").write_text(WHOLE)
     (folder / "empty.py").write_text("number = 3\n")
     (folder / "broken.py").write_text("1 / 0\n")
     (folder / "wrong.toml").write_text('[[gird]]\ntask = "quadratic"\n')
