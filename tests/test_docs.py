@@ -12,8 +12,9 @@ import pytest
 from conftest import ROOT
 from manyhands import cli
 
-STRATEGIES = tuple(
-    f"docs/strategies/{name}.md" for name in ("allreduce", "average", "server", "hogwild", "pipeline")
+NAMES = ("allreduce", "average", "server", "hogwild", "pipeline", "sharded", "offload")
+STRATEGIES = tuple(f"docs/strategies/{name}.md" for name in NAMES)
+    f"docs/strategies/{name}.md" for name in ("allreduce", "average", "server", "hogwild", "pipeline", "sharded")
 )
 PAGES = ("README.md", "docs/guide.md", *STRATEGIES)
 

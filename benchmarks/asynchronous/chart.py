@@ -27,7 +27,7 @@ def bars(title: str, axis: str, values: list[tuple[str, float]], ideal: float) -
             f'<text x="{LEFT - 10}" y="{y + 20}" {text} text-anchor="end">{escape(name)}</text>',
             f'<rect x="{LEFT}" y="{y + 4}" width="{value * scale:.1f}" height="{ROW - 12}" rx="3" '
             f'fill="{BAR}"/>',
-            f'<text x="{LEFT + value * scale + 8:.1f}" y="{y + 20}" {text}>{value:.2f}</text>',
+            _label(value, LEFT + value * scale, y + 20, line, text),
         ]
     bottom = TOP + ROW * len(values)
     parts += [
@@ -37,3 +37,11 @@ def bars(title: str, axis: str, values: list[tuple[str, float]], ideal: float) -
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _label(value: float, end: float, y: int, line: float, text: str) -> str:
+    """Behind the bar, or inside its end where the line of the ideal would cross the number."""
+    if end - 4 < line < end + 44:
+        inside = text.replace(INK, "#ffffff")
+        return f'<text x="{end - 8:.1f}" y="{y}" {inside} text-anchor="end">{value:.2f}</text>'
+    return f'<text x="{end + 8:.1f}" y="{y}" {text}>{value:.2f}</text>'

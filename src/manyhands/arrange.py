@@ -139,6 +139,11 @@ def _check_strategy(spec: RunSpec) -> None:
             f"{spec.transport} cannot carry it, use torch"
         )
     _check_stages(spec)
+    if spec.strategy == "sharded" and spec.offload != "none" and spec.workers > 1:
+        raise UsageError(
+            "--offload cannot tell what sharded gathers from activations: use allreduce or pipeline with it, "
+            f"or sharded without offload {spec.offload}"
+        )
     if spec.memory is not None and spec.offload != "auto":
         raise UsageError(
             "--memory says how much a worker may use, which offload auto keeps to, but offload is "

@@ -183,10 +183,11 @@ def _reasons(spec: RunSpec, ours: Rehearsal, skipped: set[str]) -> list[str]:
             f"batch computes something else; the reference takes the same {parts} parts one by one{left_out}"
         )
     elif skipped:
+        synchronised = " (with --sync-batchnorm all of it is comparable)" * (spec.strategy == "allreduce")
         reasons.append(
             f"{ours.batch_norms} batch norms look at each worker's own share, so one worker with the whole "
             f"batch computes something else; the reference takes the same {spec.workers} shares one by "
-            "one, and running statistics are left out (with --sync-batchnorm all of it is comparable)"
+            f"one, and running statistics are left out{synchronised}"
         )
     if ours.dropouts:
         reasons.append(
