@@ -19,6 +19,7 @@ from manyhands.resolve import resolve
 from manyhands.run import check
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
+from manyhands.tasks import find
 
 if TYPE_CHECKING:
     from manyhands.rehearsal import Rehearsal
@@ -92,7 +93,7 @@ def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verdict:
         parts = spec.replicas * spec.micro_batches
         apart = ours.batch_norms > 0 and parts > spec.accumulate and not spec.sync_batchnorm
         if apart:
-            _check_shares(spec)
+            _check_shares(spec, steps)
         reference = _alone(spec, dtype, parts if apart else spec.accumulate)
         theirs = _rehearse(reference, steps)
         # one replica takes its micro-batches one by one, as one worker does: even these are comparable
@@ -132,16 +133,20 @@ def _in_micro_batches(spec: RunSpec) -> RunSpec:
     return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": min(FEW, most)})
 
 
-def _check_shares(spec: RunSpec) -> None:
+def _check_shares(spec: RunSpec, steps: int) -> None:
     """Where a norm looks at each part, one worker must be able to take the very same parts."""
     assert spec.batch is not None
-    replicas = sizes(spec.batch, spec.replicas)
-    parts = [part for share in replicas for part in sizes(share, spec.micro_batches)]
-    if parts != sizes(spec.batch, len(parts)):
-        raise UsageError(
-            f"verify compares batch norm with one worker that takes the same {len(parts)} parts of a batch, "
-            f"and {spec.batch} samples are divided unevenly: use a batch that {len(parts)} divides"
-        )
+    samples = len(find.build(spec.task, spec.options).train)
+    full, ragged = divmod(samples, spec.batch)
+    for size in (spec.batch, ragged) if steps > full else (spec.batch,):
+        parts = [part for share in sizes(size, spec.replicas) for part in sizes(share, spec.micro_batches)]
+        # a part without a sample is nobody's
+        if [part for part in parts if part] != [part for part in sizes(size, len(parts)) if part]:
+            raise UsageError(
+                f"verify compares batch norm with one worker that takes the same {len(parts)} parts of a "
+                f"batch, and {size} samples are divided unevenly: use a batch that {len(parts)} divides"
+                + (", or fewer steps" if size == ragged else "")
+            )
 
 
 def _rehearse(spec: RunSpec, steps: int) -> Rehearsal:
