@@ -392,7 +392,7 @@ def test_replicas_of_every_kind_of_model(model: str, hosts: str) -> None:
     check(plan, MODELS[model], MOMENTUM, batches((13, 1, 5)))
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stages=st.integers(2, 4),
     replicas=st.integers(1, 2),
