@@ -48,8 +48,8 @@ class Others:
     seen. Where a step took more than the budget, though the plan said it would not, the difference is added.
     """
 
-    def __init__(self, budget: int | None) -> None:
-        self._budget = budget
+    def __init__(self, budget: int | None, remembered: int | None = None) -> None:
+        self._budget, self._remembered = budget, remembered
         self._looks = 0
         self._most = self._over = self._held = 0
 
@@ -61,7 +61,10 @@ class Others:
     def look(self, module: nn.Module) -> None:
         """As it is now, between two steps."""
         coming = gradients_to_come(module)
-        optimizer = 0 if self._looks else sum(p.nbytes for p in module.parameters() if p.requires_grad)
+        optimizer = 0
+        if not self._looks:
+            parameters = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+            optimizer = parameters if self._remembered is None else self._remembered
         self._held = max(self._held, held() + coming + optimizer)
         if not self._looks:
             self._most = most()

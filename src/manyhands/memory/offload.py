@@ -51,6 +51,8 @@ class Offload:
         memory: int | None = None,
         folder: str | None = None,
         choices: dict[str, Any] | None = None,
+        *,
+        remembered: int | None = None,  # bytes of an optimiser's memory that are still to come
     ) -> None:
         self._mode, self._memory, self._folder = mode, memory, folder
         self._choices = {} if choices is None else choices
@@ -61,7 +63,7 @@ class Offload:
         self._runs = 0
         self._tapes: WeakSet[Tape] = WeakSet()  # of passes that backward has not finished
         self._passes = 1  # that were in flight at a time
-        self._others = budget.Others(memory)
+        self._others = budget.Others(memory, remembered)
         self._open = ExitStack()
 
     def run(self, module: nn.Module, inputs: Tensor) -> Tensor:
