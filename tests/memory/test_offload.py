@@ -143,6 +143,38 @@ def test_channels_last_and_a_model_that_cannot_be_cut():
         check(model, torch.randn(16, 3, 8, 8).to(memory_format=torch.channels_last), mode)
 
 
+def test_a_model_that_cannot_be_cut_is_moved_tensor_by_tensor():
+    torch.manual_seed(0)
+    layers = [
+        layer for _ in range(12) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    ]
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *layers)
+
+        def forward(self, x):
+            return self.body(x).mean((2, 3))
+
+    told = check(Whole(), torch.randn(16, 3, 8, 8), "auto")
+    assert told["units"] == {"keep": 0, "move": 1, "recompute": 0}
+
+
+def test_a_model_that_asks_for_numbers_is_measured_instead():
+    class Asking(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum().item() > 0 else x * 3
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.ReLU(), Asking(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 4)
+    )
+    assert sizes(units_of(model), torch.randn(64, 64)) is None
+    for mode in MODES:
+        check(copy.deepcopy(model), torch.randn(64, 64), mode)
+
+
 def test_an_exception_in_forward_leaves_nothing():
     class Broken(nn.Module):
         def forward(self, x):

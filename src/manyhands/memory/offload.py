@@ -125,10 +125,16 @@ class Offload:
         if self._mode != "auto":
             how = tuple(Segment(number, number + 1, "move", True) for number in range(len(units)))
             self._choices["offload"] = {"mode": self._mode}
+            # a disk that is too small is told before anything is computed
+            wanted = [self._mode == "all" or isinstance(unit, _ConvNd) for unit in units]
+            sizes = profile.sizes(units, inputs) or []
+            self._store.reserve(
+                sum(unit.touched for unit, moved in zip(sizes, wanted, strict=False) if moved)
+            )
             return Way(units, how, inputs.numel(), AHEAD)
         known = self._known.get(module)
         if known is None or inputs.numel() > self._ways[module].size:
-            known = self._known[module] = profile.timed(units, profile.sizes(units, inputs), inputs)
+            known = self._known[module] = profile.timed(units, inputs)
         if self._speed is None:
             self._speed = budget.probe(self._store)
         self._others.look(module)  # last, as measuring loads parts of the program too

@@ -76,7 +76,7 @@ def steps(units: Sequence[Unit], start: int, loose: bool, ahead: int, speed: Spe
     for how in ("keep", "move"):
         moves = how == "move"
         held = left_by(unit, loose)
-        work = ahead + unit.work + unit.touched - (0 if moves else held)
+        work = ahead + unit.work + (unit.at_once if moves else unit.touched - held)
         kept, moved = (0, held) if moves else (held, 0)
         yield _Step(
             Segment(start, start + 1, "move" if moves else "keep", moves),
@@ -133,7 +133,7 @@ def waiting(moved: int, ahead: int, speed: Speed) -> float:
 
 def least(units: Sequence[Unit]) -> int:
     """The smallest budget there is a plan for: everything moved, nothing fetched ahead."""
-    return max(unit.touched + unit.work for unit in units)
+    return max(unit.at_once + unit.work for unit in units)
 
 
 def plain(units: Sequence[Unit]) -> int:

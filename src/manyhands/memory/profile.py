@@ -27,6 +27,7 @@ class Unit(NamedTuple):
     forward: float = 0.0  # seconds
     backward: float = 0.0
     alone: bool = True  # false where it changes its inputs in place
+    largest: int = 0  # bytes of the largest tensor it saves
 
     @property
     def touched(self) -> int:
@@ -34,10 +35,15 @@ class Unit(NamedTuple):
         inputs = self.inputs if self.saves_inputs and not (self.same and self.saves_outputs) else 0
         return self.own + inputs + (self.outputs if self.saves_outputs else 0)
 
+    @property
+    def at_once(self) -> int:
+        """Bytes of what it saves that backward needs at a time, where each comes as it is asked for."""
+        return min(self.touched, 2 * self.largest) if self.largest else self.touched
+
     def lean(self) -> Unit:
         """The same where activations alone count: going forward, inputs and outputs are there at once."""
         both = self.outputs if self.same else self.inputs + self.outputs
-        return self._replace(work=max(0, both - self.touched))
+        return self._replace(work=max(0, both - self.at_once))
 
 
 def units_of(module: nn.Module) -> list[nn.Module]:
@@ -60,8 +66,18 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit]:
-    """What each unit would save, by calling it with tensors that have a shape but no memory."""
+def sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit] | None:
+    """What each unit would save, by calling it with tensors that have a shape but no memory.
+
+    None where that is not possible: a model may ask for the numbers in a tensor.
+    """
+    try:
+        return _sizes(units, inputs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit]:
     found = []
     flowing = inputs.to("meta")
     if inputs.requires_grad:
@@ -103,6 +119,7 @@ def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
         after in saved,
         before == after,
         gradients + kernels,
+        largest=max((tensor.untyped_storage().nbytes() for tensor in saved.values()), default=0),
     )
     return unit, outputs
 
@@ -111,14 +128,19 @@ def _ghost(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
 
-def timed(units: Sequence[nn.Module], sizes_: Sequence[Unit], inputs: Tensor, share: int = 4) -> list[Unit]:
+def timed(units: Sequence[nn.Module], inputs: Tensor, share: int = 4) -> list[Unit]:
     """The units with their times, measured with a part of the samples so as to take a part of the memory."""
-    few = max(1, len(inputs) // share)
-    if len(inputs) >= 2:
-        few = max(2, few)  # a norm needs two
+    few = max(min(2, len(inputs)), len(inputs) // share)  # a norm needs two
     costs = measure(nn.Sequential(*units), inputs.detach()[:few], rounds=1)
     scale = len(inputs) / few
+    known = sizes(units, inputs)
+    if known is None:  # then as it was measured; what two units save is counted twice
+        known, before = [], 0
+        for cost in costs:
+            outputs, saved = int(scale * cost.outputs), int(scale * cost.saved)
+            known.append(Unit(before, outputs, saved, False, False, False, 2 * (before + outputs)))
+            before = outputs
     return [
         unit._replace(forward=cost.forward * scale, backward=cost.backward * scale, alone=cost.alone)
-        for unit, cost in zip(sizes_, costs, strict=True)
+        for unit, cost in zip(known, costs, strict=True)
     ]
