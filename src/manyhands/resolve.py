@@ -31,7 +31,7 @@ def resolve(spec: RunSpec) -> RunSpec:
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:
         raise UsageError(f"batch {batch:,} is larger than the {n:,} training samples of {task.name}")
-    if spec.replicas * spec.micro_batches > batch and spec.stages > 1:
+    if spec.strategy == "pipeline" and spec.replicas * spec.micro_batches > batch:
         raise UsageError(
             f"batch {batch} cannot be divided over {spec.replicas} x {spec.micro_batches} (pipelines x "
             "micro-batches): some would have no sample"

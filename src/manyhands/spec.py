@@ -194,8 +194,8 @@ class RunSpec(BaseModel):
                 f"batch {self.batch} = {pipelines} of {self.stages} stages x {share} x "
                 f"{words.plural(self.micro_batches, 'micro-batch').replace('batchs', 'batches')}"
             )
-        share = _share(self.batch, self.workers * self.accumulate)
-        accumulated = f" x {self.accumulate} accumulated" if self.accumulate > 1 else ""
+        share = _share(self.batch, self.workers * self.micro_batches)
+        accumulated = f" x {self.micro_batches} accumulated" if self.micro_batches > 1 else ""
         serving = f" · {self.servers} server{'s'[: self.servers > 1]}" if self.servers else ""
         workers = f"{self.workers} worker{'s'[: self.workers > 1]}"
         return f"batch {self.batch} = {workers} x {share}{accumulated}{serving}"
