@@ -70,10 +70,69 @@ def test_differences_name_each_setting_once() -> None:
         ({"batch": 512, "workers": 2, "accumulate": 2}, "batch 512 = 2 workers x 128 x 2 accumulated"),
         ({"batch": 256}, "batch 256 = 1 worker x 256"),
         ({"batch": 100, "workers": 3}, "batch 100 = 3 workers x 33 or 34"),
+        (
+            {"batch": 64, "strategy": "layers", "workers": 3},
+            "batch 64 = 1 pipeline of 3 stages x 64 x 1 micro-batch",
+        ),
+        (
+            {
+                "batch": 100,
+                "strategy": "pipeline",
+                "workers": 4,
+                "strategy_options": {"stages": 2, "micro_batches": 8},
+            },
+            "batch 100 = 2 pipelines of 2 stages x 6 or 7 x 8 micro-batches",
+        ),
+        (
+            {
+                "batch": 64,
+                "strategy": "pipeline",
+                "workers": 2,
+                "strategy_options": {"stages": 1, "micro_batches": 4},
+            },
+            "batch 64 = 2 workers x 8 x 4 accumulated",
+        ),
     ],
 )
 def test_one_line_says_how_the_batch_is_divided(fields: dict[str, Any], line: str) -> None:
     assert RunSpec.of(task="quadratic", **fields).division == line
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({"workers": 4, "strategy": "allreduce", "accumulate": 3}, (1, 4, 3)),
+        ({"workers": 4, "strategy": "layers"}, (4, 1, 1)),
+        ({"workers": 4, "strategy": "pipeline"}, (4, 1, 1)),
+        ({"workers": 4, "strategy": "pipeline", "strategy_options": {"stages": "2"}}, (2, 2, 1)),  # as text
+        (
+            {"workers": 6, "strategy": "pipeline", "strategy_options": {"stages": 3, "micro_batches": 8}},
+            (3, 2, 8),
+        ),
+        ({"workers": 2, "strategy": "sharded"}, (1, 2, 1)),
+        ({"strategy": "pipeline"}, (1, 1, 1)),
+    ],
+)
+def test_stages_replicas_and_micro_batches(fields: dict[str, Any], numbers: tuple[int, int, int]) -> None:
+    spec = RunSpec.of(task="quadratic", **fields)
+    assert (spec.stages, spec.replicas, spec.micro_batches) == numbers
+
+
+def test_who_computes_and_how_memory_is_spared_may_change_on_resume() -> None:
+    before = RunSpec.of(
+        task="quadratic", strategy="pipeline", workers=2, strategy_options={"micro_batches": 4}
+    )
+    after = before.replace(
+        strategy="allreduce", strategy_options={}, offload="auto", memory="2GB", offload_to="/tmp"
+    )
+    assert before.differences(after) == []
+    assert before.moves(after) == [
+        "memory none -> 2000000000",
+        "offload none -> auto",
+        "strategy pipeline -> allreduce",
+        "strategy.micro_batches 4 -> not set",
+    ]
+    assert after.replace(offload_to=None).id == after.id != before.id
 
 
 @pytest.mark.parametrize(
@@ -90,6 +149,10 @@ def test_one_line_says_how_the_batch_is_divided(fields: dict[str, Any], line: st
         ({"seed": -1}, "seed must be from 0 to 2**63 - 1, got -1"),
         ({"target": float("inf")}, "target must be a finite number, got inf"),
         ({"dtype": "float16"}, "dtype should be 'float32' or 'float64', got 'float16'"),
+        ({"memory": "2XB"}, "memory must be a size such as 2GB, 500MB or 1.5GiB, got '2XB'"),
+        ({"memory": 0}, "memory must be more than nothing, got 0"),
+        ({"memory": "0MB"}, "memory must be more than nothing, got 0"),
+        ({"offload": "most"}, "offload should be 'none', 'all', 'conv' or 'auto', got 'most'"),
         ({"batch": "many"}, "batch should be a valid integer, got 'many'"),
         ({"bath": 3}, "a run has no setting 'bath' (did you mean 'batch'? known: task, options, strategy, "),
     ],

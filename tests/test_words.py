@@ -39,3 +39,33 @@ def test_the_rest() -> None:
         words.where_the_time_went({"backward": 6, "data": 0.01, "forward": 3})
         == "backward 67 %, forward 33 %"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        ("4096B", 4096),
+        ("2GB", 2_000_000_000),
+        ("2 gb", 2_000_000_000),
+        (" 500 MB ", 500_000_000),
+        ("500M", 500_000_000),
+        ("1.5GiB", 1_610_612_736),
+        ("1KiB", 1024),
+        ("0.5TB", 500_000_000_000),
+        ("0", 0),
+    ],
+)
+def test_bytes(text: str, number: int) -> None:
+    assert words.nbytes(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "2XB", "GB", "-1GB", "1e9", "2 G B", "1,5GB", "2GBs"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^must be a size such as 2GB, 500MB or 1\.5GiB, got "):
+        words.nbytes(text)
+
+
+@pytest.mark.parametrize("number", [1, 999, 57_000_000, 2_500_000_000, 4_000_000_000_000])
+def test_a_size_that_is_written_is_read_again(number: int) -> None:
+    assert words.nbytes(words.size(number)) == number

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.data import order as order_
+from manyhands.data.base import Request
 from manyhands.data.order import Order, Share, in_order, key, shuffle, split
 
 sizes = st.integers(1, 400)
@@ -95,6 +97,25 @@ def test_split_is_even_to_within_one(n: int, parts: int) -> None:
     assert len(lengths) == parts
     assert max(lengths) - min(lengths) <= 1
     assert sum(lengths) == n
+
+
+@given(n=st.integers(0, 50), parts=st.integers(1, 60))
+def test_sizes_are_those_of_the_parts(n: int, parts: int) -> None:
+    assert order_.sizes(n, parts) == [len(part) for part in split(np.arange(n), parts)]
+
+
+@given(n=st.integers(1, 50), replicas=st.integers(1, 4), micro_batches=st.integers(1, 6))
+def test_stages_that_do_not_read_know_what_the_first_one_reads(
+    n: int, replicas: int, micro_batches: int
+) -> None:
+    """Only by numbers: the sizes of the micro-batches, empty ones left out."""
+    whole = Request(0, np.arange(n))
+    for replica in range(replicas):
+        share = order_.sizes(n, replicas)[replica]
+        expected = [size for size in order_.sizes(share, micro_batches) if size]
+        read = Share(replica, replicas, micro_batches).of(whole)
+        assert [len(part.samples) for part in read] == expected
+        assert Share(replica, replicas, micro_batches, reads=False).of(whole) == []
 
 
 @given(n=sizes, batch=sizes)
