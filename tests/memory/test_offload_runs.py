@@ -60,6 +60,22 @@ def test_a_run_ends_with_the_same_model(task, tmp_path, offload):
     assert threading.active_count() == before
 
 
+def test_a_budget_with_room_keeps_everything(task, tmp_path):
+    _, plain = trained(task, tmp_path / "plain")
+    record, found = trained(task, tmp_path / "run", offload="auto", memory="8GB")
+    assert all((value == found[name]).all() for name, value in plain.items())
+    assert record.choices["offload"]["moved_a_pass"] == 0
+    assert record.choices["offload"]["units"]["recompute"] == 0
+
+
+@pytest.mark.parametrize("offload", ["all", "auto"])
+def test_a_pipeline_with_several_micro_batches_in_flight(task, tmp_path, offload):
+    settings = {"strategy": "pipeline", "workers": 2, "strategy_options": {"micro_batches": 4}}
+    _, plain = trained(task, tmp_path / "plain", **settings)
+    _, found = trained(task, tmp_path / offload, offload=offload, **settings)
+    assert all((value == found[name]).all() for name, value in plain.items())
+
+
 def test_a_budget_that_is_too_small_ends_the_run_with_a_sentence(task, tmp_path):
     with pytest.raises(ManyhandsError, match=r"memory 100 MB cannot hold even one block.*at least"):
         trained(task, tmp_path / "run", offload="auto", memory="100MB")
