@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.errors import StorageError, UsageError
+from manyhands.memory.budget import probe
 from manyhands.memory.folder import choose, file_system
 from manyhands.memory.slots import PAGE, Slots
 from manyhands.memory.store import DiskStore
@@ -121,6 +122,17 @@ def test_a_disk_that_fails_is_told_where_its_bytes_are_asked_for(monkeypatch):
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(StorageError, match="Input/output error"):
         store.take(parcel)
+    store.close()
+
+
+def test_a_disk_that_fails_while_it_is_measured(monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = DiskStore()
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(StorageError, match="Input/output error"):
+        probe(store)
     store.close()
 
 

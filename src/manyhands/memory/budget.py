@@ -85,16 +85,14 @@ class Others:
 
 def probe(store: Store) -> Speed:
     """Move something there and back while computing, and see how fast it is and what computing loses."""
-    device = getattr(store, "_device", torch.device("cpu"))
-    matrix = torch.ones(256, 256, device=device)
+    matrix = torch.ones(256, 256, device=store.device)
     bare = _compute(matrix, 0.02)
-    sources = [torch.ones(PROBE, dtype=torch.uint8, device=device) for _ in range(PARCELS)]
+    sources = [torch.ones(PROBE, dtype=torch.uint8, device=store.device) for _ in range(PARCELS)]
     since = time.perf_counter()
     parcels = [store.send(source) for source in sources]
     del sources
     busy = _compute(matrix, 0.02)
-    while store.written < PROBE * PARCELS:
-        time.sleep(1e-3)
+    store.settle()
     write = time.perf_counter() - since
     since = time.perf_counter()
     for parcel in parcels:
@@ -104,6 +102,8 @@ def probe(store: Store) -> Speed:
     read = time.perf_counter() - since
     for parcel in parcels:
         store.drop(parcel)
+    store.written = store.read = 0  # of training nothing yet
+    store.waited = 0.0
     moved = PROBE * PARCELS
     share = max(0.0, 1 - busy / bare)  # of computing that is lost meanwhile
     return Speed(moved / write, moved / read, share * (write + read) / moved)

@@ -25,7 +25,7 @@ class PinnedStore:
         self.written = self.read = 0
         self.waited = 0.0
         self.in_flight = 0  # copies are queued on the device, which frees memory in the order of its work
-        self._device = device
+        self.device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._free: dict[int, list[Tensor]] = {}  # pinning is slow: buffers are used again
         self._dropped: deque[Parcel] = deque()
@@ -36,7 +36,7 @@ class PinnedStore:
     def send(self, source: Tensor) -> Parcel:
         """Begin to copy out."""
         self._sweep()
-        computing = torch.cuda.current_stream(self._device)
+        computing = torch.cuda.current_stream(self.device)
         parcel = Parcel(source)
         known = self._free.get(parcel.nbytes)
         host = known.pop() if known else torch.empty(parcel.nbytes, dtype=torch.uint8, pin_memory=True)
@@ -48,6 +48,10 @@ class PinnedStore:
         self.written += parcel.nbytes
         return parcel
 
+    def settle(self) -> None:
+        """Wait until all is copied."""
+        self._side.synchronize()
+
     def want(self, parcel: Parcel) -> None:
         """Begin to copy back."""
         parcel.wanted = True
@@ -55,7 +59,7 @@ class PinnedStore:
             return
         assert parcel.source is not None
         with torch.cuda.stream(self._side):  # its own copies are in order: out before in
-            buffer = torch.empty(parcel.nbytes, dtype=torch.uint8, device=self._device)
+            buffer = torch.empty(parcel.nbytes, dtype=torch.uint8, device=self.device)
             buffer.copy_(parcel.source, non_blocking=True)
         parcel.buffer, parcel.state, parcel.ready = buffer, "here", self._side.record_event()
         self.read += parcel.nbytes
@@ -66,7 +70,7 @@ class PinnedStore:
         self.want(parcel)
         assert parcel.buffer is not None
         assert parcel.ready is not None
-        computing = torch.cuda.current_stream(self._device)
+        computing = torch.cuda.current_stream(self.device)
         computing.wait_event(parcel.ready)
         parcel.buffer.record_stream(computing)
         self.waited += time.perf_counter() - since

@@ -46,6 +46,7 @@ class Parcel:
 class Store(Protocol):
     """What the hooks ask of a store; tensors are one-dimensional bytes."""
 
+    device: torch.device  # that they come from
     written: int  # bytes so far
     read: int
     waited: float  # seconds that computing stood still for it
@@ -56,6 +57,9 @@ class Store(Protocol):
 
     def send(self, source: Tensor) -> Parcel:
         """Begin to move these bytes away; the store lets go of them as soon as they are."""
+
+    def settle(self) -> None:
+        """Wait until all that was sent is away."""
 
     def want(self, parcel: Parcel) -> None:
         """Begin to fetch it."""
@@ -78,6 +82,7 @@ class DiskStore:
     """Main memory to disk; an error of a thread is raised where its result is asked for."""
 
     def __init__(self, folder: str | None = None, in_flight: int = IN_FLIGHT) -> None:
+        self.device = torch.device("cpu")
         self.written = self.read = 0
         self.waited = 0.0
         self.in_flight = in_flight
@@ -138,6 +143,13 @@ class DiskStore:
                 self._done.wait()
             self.waited += time.perf_counter() - since
         return parcel
+
+    def settle(self) -> None:
+        """Wait until all is written."""
+        with self._done:
+            while self._pending:
+                self._check()
+                self._done.wait()
 
     def want(self, parcel: Parcel) -> None:
         """Begin to read; what is not written yet just stays."""
