@@ -58,8 +58,9 @@ def balanced(
                     further[end] = found
         best = further
     if count not in best:
-        borders = ", ".join(str(border) for border in sorted(closed) if 0 < border < count)
-        why = f": there is no cut before {borders}, which share parameters or write over their inputs"
+        borders = [str(border) for border in sorted(closed) if 0 < border < count]
+        block = "blocks" if len(borders) > 1 else "block"
+        why = f": none begins at {block} {', '.join(borders)} (shared parameters, or inputs changed in place)"
         sentence = f"{words.plural(count, 'block')} cannot be cut into {stages} stages"
         raise UsageError(sentence + (why if borders else ""))
     return best[count][2]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from manyhands.data.base import Batch
 from manyhands.data.order import sizes
-from manyhands.errors import ManyhandsError
+from manyhands.errors import UsageError
 from manyhands.memory.blocks import Cost, blocks_of, joined, measure
 from manyhands.memory.recompute import recomputed
 from manyhands.strategies.allreduce import allreduce
@@ -200,8 +200,9 @@ class Pipeline(Summed):
     def _check_cuts(self, cuts: tuple[int, ...], costs: list[Cost]) -> None:
         for border in cuts:
             if not costs[border].alone:
-                raise ManyhandsError(
-                    f"no cut at block {border} ({costs[border].name}): it changes its inputs in place"
+                kind = costs[border].name.partition(" ")[2]
+                raise UsageError(
+                    f"the model cannot be cut at block {border} ({kind}): its inputs are changed in place"
                 )
 
     def _links(self, transport: Transport, handed: list[tuple[int, int]], device: torch.device) -> None:
