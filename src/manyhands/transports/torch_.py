@@ -102,6 +102,8 @@ class Torch:
                 part.peers_on_host, part._members = (part.rank,), members
                 part.process_group, part._owner = made, False
                 part._begin()
+        # here, too, rank 0 may not leave until all have found each other
+        self._do("connect", lambda: dist.barrier(self.process_group), count=0)
         return mine
 
     @property
