@@ -374,7 +374,7 @@ def test_an_unreadable_image_is_skipped_only_on_request(
     place: Path, tmp_path: Path, typed: Callable[..., Answer]
 ) -> None:
     words = ["--set", "size=32", "--set", "hidden=8", "--set", "skip_unreadable=true"]
-    words += ["--batch", "2", "--epochs", "1", "--out", str(tmp_path / "run")]
+    words += ["--batch", "2", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "run")]
     answer = typed("train", "blood-vgg19", "--set", "data=cells", *words, cwd=place)
     assert answer.code == 0
     assert "left out 1 image of cells/train that cannot be read: b/2.png\n" in answer.err

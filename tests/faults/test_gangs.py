@@ -72,8 +72,7 @@ def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., 
     }
     if (BIN / "mpirun").exists():
         commands |= {
-            "mpi": [*train, "--workers", "2", "--launcher", "mpi", "--transport", "shm"],
-            "messages": [*train, "--workers", "2", "--transport", "mpi"],
+            "mpi": [*train, "--workers", "2", "--transport", "mpi"],
             "mpirun": ["mpirun", "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, "-m", "manyhands"],
         }
     states, losses = {}, {}
