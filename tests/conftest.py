@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from manyhands import cli
+from manyhands import cli, environment
 
 # Examples on a shared machine take as long as they take.
 settings.register_profile("manyhands", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -48,7 +48,13 @@ def manyhands(tmp_path: Path) -> Callable[..., Answer]:
 
 
 @pytest.fixture
-def typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread where nothing is said: two wait long for each other where others work as well."""
+    monkeypatch.setattr(environment, "cores", lambda: 1)
+
+
+@pytest.fixture
+def typed(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_core: None) -> Callable[..., Answer]:
     """Run `manyhands ...` in this process, in an empty folder: a child imports torch for seconds."""
 
     def call(*words: str, cwd: Path = tmp_path, **environment: str) -> Answer:

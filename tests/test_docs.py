@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from manyhands import cli, environment
+from manyhands import cli
 from manyhands.tasks import digits, find
 from manyhands.tasks.base import Defaults
 
@@ -34,10 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _short(monkeypatch: pytest.MonkeyPatch, one_core: None) -> Iterator[None]:
     """Seven epochs where nothing is said, not twenty (no line that goes on asks for more), and one thread."""
     monkeypatch.setattr(digits, "Defaults", lambda **given: Defaults(**{**given, "epochs": 7}))
-    monkeypatch.setattr(environment, "cores", lambda: 1)  # two wait for each other where others work, too
     find._build.cache_clear()
     yield
     find._build.cache_clear()

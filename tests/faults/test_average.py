@@ -26,6 +26,7 @@ from manyhands.record import RunRecord, StepRecord
 from manyhands.run import run
 from manyhands.spec import RunSpec
 
+pytestmark = pytest.mark.usefixtures("one_core")
 EPOCHS, STEPS = 4, 4 * 29  # of 1,437 samples, 50 at a time, the last 37
 
 

@@ -115,6 +115,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("one_core")
 def test_two_workers_learn_what_one_does(here: Path, two: Path) -> None:
     one = train(here / "one", 1)
     assert mh.load(two).metric == pytest.approx(one.metric, abs=0.011)
@@ -143,6 +144,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize(("then", "equal"), [(3, True), (2, False), (1, False)])
 def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
     here: Path, killed: Path, then: int, equal: bool
