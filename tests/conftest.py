@@ -47,6 +47,14 @@ def manyhands(tmp_path: Path) -> Callable[..., Answer]:
     return call
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Of torch, in this process, outside of runs: small tensors that several threads play with at once."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread where nothing is said: two wait long for each other where others work as well."""
