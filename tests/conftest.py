@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from manyhands import cli, environment
+
 # Examples on a shared machine take as long as they take.
 settings.register_profile("manyhands", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("manyhands")
@@ -22,8 +24,8 @@ SHARED = ROOT.parent / "shared"
 class Answer:
     """What a command line answered."""
 
-    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
 
 
 @pytest.fixture
@@ -40,7 +42,37 @@ def manyhands(tmp_path: Path) -> Callable[..., Answer]:
             timeout=240,
             check=False,
         )
-        return Answer(done)
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Of torch, in this process, outside of runs: small tensors that several threads play with at once."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread where nothing is said: two wait long for each other where others work as well."""
+    monkeypatch.setattr(environment, "cores", lambda: 1)
+
+
+@pytest.fixture
+def typed(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_core: None) -> Callable[..., Answer]:
+    """Run `manyhands ...` in this process, in an empty folder: a child imports torch for seconds."""
+
+    def call(*words: str, cwd: Path = tmp_path, **environment: str) -> Answer:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(cwd)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            capsys.readouterr()
+            code = cli.answer(list(words))
+        return Answer(code, *capsys.readouterr())
 
     return call
 

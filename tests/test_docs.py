@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
 from manyhands import cli
+from manyhands.tasks import digits, find
+from manyhands.tasks.base import Defaults
 
 NAMES = ("allreduce", "average", "server", "hogwild", "pipeline", "sharded", "offload")
 STRATEGIES = tuple(f"docs/strategies/{name}.md" for name in NAMES)
-    f"docs/strategies/{name}.md" for name in ("allreduce", "average", "server", "hogwild", "pipeline", "sharded")
-)
 PAGES = ("README.md", "docs/guide.md", *STRATEGIES)
 
 
@@ -32,11 +34,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch, one_core: None) -> Iterator[None]:
+    """Seven epochs where nothing is said, not twenty (no line that goes on asks for more), and one thread."""
+    monkeypatch.setattr(digits, "Defaults", lambda **given: Defaults(**{**given, "epochs": 7}))
+    find._build.cache_clear()
+    yield
+    find._build.cache_clear()
+
+
+LINES = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line",
-    [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line],
-)
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("line", dict.fromkeys(LINES))
 def test_commands_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`manyhands` in this process, as its entry point does it: importing torch forty times proves nothing."""
     if line.startswith("make "):
@@ -54,12 +66,15 @@ def test_commands_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("code", [block for page in PAGES for block in blocks(page, "python")])
-def test_python_runs(code: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+@pytest.mark.usefixtures("_short")
+def test_python_runs(
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a script, in this process."""
+    monkeypatch.chdir(folder)
+    (folder / "block.py").write_text(code)
+    runpy.run_path("block.py", run_name="__main__")
+    assert capsys.readouterr().out
 
 
 def test_the_tree_of_the_readme_exists() -> None:

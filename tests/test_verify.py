@@ -9,6 +9,7 @@ import pytest
 
 from manyhands import cli, verify
 
+pytestmark = pytest.mark.usefixtures("one_core")
 BATCH_NORM = """
 import torch, manyhands as mh
 from torch import nn

@@ -510,17 +510,17 @@ def test_bad_input(
 
 
 def test_an_unreadable_image_is_skipped_only_on_request(
-    place: Path, tmp_path: Path, manyhands: Callable[..., Answer]
+    place: Path, tmp_path: Path, typed: Callable[..., Answer]
 ) -> None:
     words = ["--set", "size=32", "--set", "hidden=8", "--set", "skip_unreadable=true"]
-    words += ["--batch", "2", "--epochs", "1", "--out", str(tmp_path / "run")]
-    answer = manyhands("train", "blood-vgg19", "--set", "data=cells", *words, cwd=place)
+    words += ["--batch", "2", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "run")]
+    answer = typed("train", "blood-vgg19", "--set", "data=cells", *words, cwd=place)
     assert answer.code == 0
     assert "left out 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
     assert "5 images" in answer.err
 
 
-def test_a_fault_of_a_tasks_own_code_says_where(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+def test_a_fault_of_a_tasks_own_code_says_where(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     """A bug is never shown as a bare traceback, and never hidden either."""
     (tmp_path / "faulty.py").write_text(
         "import torch, manyhands as mh\n"
@@ -529,7 +529,7 @@ def test_a_fault_of_a_tasks_own_code_says_where(tmp_path: Path, manyhands: Calla
         "    return mh.Task(name='faulty', model=lambda: torch.nn.Linear(4, 1), train=data, test=data,\n"
         "                   loss=torch.nn.functional.mse_loss, target=0.0)\n"
     )
-    answer = manyhands("train", "faulty.py:faulty", "--quiet", "--batch", "4")
+    answer = typed("train", "faulty.py:faulty", "--quiet", "--batch", "4")
     assert answer.code == 1
     assert answer.err.startswith(
         "error: RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1) (at "

@@ -6,8 +6,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import manyhands as mh
+from children import Child, warm
 from manyhands import faults
 from manyhands.arrange import arrange
 from manyhands.checkpoint import Checkpoints
@@ -51,7 +50,9 @@ QUICK = ("SIGKILL", "exit:data", "raise:backward")  # noticed without waiting
 @pytest.fixture(scope="module", autouse=True)
 def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What starts workers stays for the next run: it is no leftover."""
-    mh.train("quadratic", workers=2, epochs=1, out=tmp_path_factory.mktemp("warm") / "run", quiet=True)
+    folder = tmp_path_factory.mktemp("warm")
+    mh.train("quadratic", workers=2, epochs=1, out=folder / "run", quiet=True)
+    warm(folder)
 
 
 def opened() -> int:
@@ -342,15 +343,11 @@ def test_killed_as_a_whole_it_goes_on(here: Path) -> None:
     """kill -9 of the process that the user started: the workers end with it."""
     words = ["train", "quadratic", "--strategy", "hogwild", "--workers", "2", "--epochs", f"{EPOCHS}"]
     words += ["--threads", "1", "--checkpoint-every", "0", "--keep", "1000", "--quiet", "--out", "run"]
-    child = subprocess.Popen([sys.executable, "-m", "manyhands", *words], cwd=here)
+    child = Child(*words, folder=here)
     written = Checkpoints(here / "run/checkpoints", "")
-    deadline = time.monotonic() + 60
-    while len(written.paths()) < 20:
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    child.wait_until(lambda: len(written.paths()) >= 20)
     child.kill()
-    child.wait()
+    deadline = time.monotonic() + 60
     while workers(here):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 import manyhands as mh
+from children import Child
+from conftest import Answer
 from manyhands import faults
 from manyhands.checkpoint import Checkpoints
 from manyhands.errors import InterruptedRunError, WorkerFailedError
@@ -25,6 +28,7 @@ from manyhands.progress import Silent
 from manyhands.record import OneWorker, RunRecord, Start, StepRecord
 from manyhands.run import run
 from manyhands.spec import RunSpec
+from manyhands.testing.launchers import left_over
 
 BIN = Path(sys.executable).parent
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -34,7 +38,7 @@ SETTINGS = ["digits-mlp", "--epochs", "3", "--batch", "50"]  # 25 a worker, and 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
-    assert list(Path("/dev/shm").glob("manyhands*")) == []
+    assert [name for name in left_over() if name.startswith("/dev/shm/manyhands")] == []
 
 
 def last(folder: Path) -> dict[str, torch.Tensor]:
@@ -43,10 +47,11 @@ def last(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def alive(marker: str) -> list[str]:
-    """Command lines of living processes that work in a folder of this name."""
+    """Command lines of living processes that work in a folder of this name, but for our own fork server."""
     found = []
+    ours = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and entry.name not in ours:
             try:
                 if marker in str((entry / "cwd").readlink()) and int(entry.name) != os.getpid():
                     state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
@@ -57,34 +62,37 @@ def alive(marker: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_starter_gives_the_same_bits(tmp_path: Path) -> None:
+def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     """`manyhands train --workers 2`, torchrun, mpirun, and the mpi launcher."""
-    python = [sys.executable, "-m", "manyhands", "train", *SETTINGS]
+    train = ["train", *SETTINGS]
     commands = {
-        "local": [*python, "--workers", "2"],
-        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "29517", *python[1:]],
-        "mpirun": [str(BIN / "mpirun"), "-n", "2", "--map-by", ":OVERSUBSCRIBE", *python],
-        "mpi": [*python, "--workers", "2", "--launcher", "mpi", "--transport", "shm"],
-        "torch": [*python, "--workers", "2", "--transport", "torch"],
-        "messages": [*python, "--workers", "2", "--transport", "mpi"],
+        "local": [*train, "--workers", "2"],
+        "torch": [*train, "--workers", "2", "--transport", "torch"],
+        "torchrun": ["torchrun", "--nproc-per-node", "2", "--master-port", "29517", "-m", "manyhands"],
     }
-    if not (BIN / "mpirun").exists():
-        commands = {
-            name: words for name, words in commands.items() if "mpi" not in name and name != "messages"
+    if (BIN / "mpirun").exists():
+        commands |= {
+            "mpi": [*train, "--workers", "2", "--transport", "mpi"],
+            "mpirun": ["mpirun", "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, "-m", "manyhands"],
         }
     states, losses = {}, {}
     for name, words in commands.items():
-        done = subprocess.run(
-            [*words, "--out", name, "--json"],
-            cwd=tmp_path,
-            env={**os.environ, **AS_ROOT},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, (name, done.stderr)
-        record = RunRecord.model_validate_json(done.stdout)  # one rank prints, and nothing else is printed
+        out = ["--out", name, "--json"]
+        if words[0] == "train":
+            answer = typed(*words, *out)
+        else:
+            done = subprocess.run(
+                [str(BIN / words[0]), *words[1:], *train, *out],
+                cwd=tmp_path,
+                env={**os.environ, **AS_ROOT},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            answer = Answer(done.returncode, done.stdout, done.stderr)
+        assert answer.code == 0, (name, answer.err)
+        record = RunRecord.model_validate_json(answer.out)  # one rank prints, and nothing else is printed
         assert len(record.phases) == len(record.traffic) == len(record.hosts) == 2
         states[name], losses[name] = last(tmp_path / name), record.loss
     for name, state in states.items():
@@ -99,37 +107,51 @@ def train(out: Path, workers: int, **settings: object) -> RunRecord:
     return mh.train("digits-mlp", epochs=3, batch=50, workers=workers, out=out, quiet=True, **settings)
 
 
-def test_two_workers_learn_what_one_does(here: Path) -> None:
-    one, two = train(here / "one", 1), train(here / "two", 2)
-    assert two.metric == pytest.approx(one.metric, abs=0.011)
-    assert [step.samples for step in RunFolder(here / "two").steps()] == [
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two workers, to be looked at only."""
+    folder = tmp_path_factory.mktemp("gangs") / "two"
+    train(folder, 2)
+    return folder
+
+
+@pytest.mark.usefixtures("one_core")
+def test_two_workers_learn_what_one_does(here: Path, two: Path) -> None:
+    one = train(here / "one", 1)
+    assert mh.load(two).metric == pytest.approx(one.metric, abs=0.011)
+    assert [step.samples for step in RunFolder(two).steps()] == [
         step.samples for step in RunFolder(here / "one").steps()
     ]
-    for first, second in zip(
-        RunFolder(here / "one").steps()[:20], RunFolder(here / "two").steps()[:20], strict=True
-    ):
+    for first, second in zip(RunFolder(here / "one").steps()[:20], RunFolder(two).steps()[:20], strict=True):
         assert second.loss == pytest.approx(first.loss, rel=1e-4)
 
 
-@pytest.mark.parametrize(("then", "equal"), [(3, True), (2, False), (1, False)])
-def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
-    here: Path, then: int, equal: bool
-) -> None:
-    """Law 6: the same samples in the same order; with as many workers the same bits."""
-    whole = train(here / "whole", 3)
-    command = [sys.executable, "-m", "manyhands", "train", *SETTINGS, "--workers", "3", "--out", "killed"]
-    child = subprocess.Popen([*command, "--checkpoint-every", "0", "-q"], cwd=here, stderr=subprocess.PIPE)
-    checkpoints = Checkpoints(here / "killed/checkpoints", "")
-    while len(checkpoints.paths()) < 2:
-        assert child.poll() is None, child.stderr and child.stderr.read()
-        time.sleep(0.005)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a whole run of three workers and one that was killed without warning."""
+    folder = tmp_path_factory.mktemp("three")
+    train(folder / "whole", 3)
+    words = ["--workers", "3", "--out", "killed", "--checkpoint-every", "0", "-q"]
+    child = Child("train", *SETTINGS, *words, folder=folder)
+    checkpoints = Checkpoints(folder / "killed/checkpoints", "")
+    child.wait_until(lambda: len(checkpoints.paths()) >= 2)
     child.kill()
-    child.communicate()
     for _ in range(100):
-        if not alive(here.name):
+        if not alive(folder.name):
             break
         time.sleep(0.05)
-    assert alive(here.name) == [], "workers outlived their parent"
+    assert alive(folder.name) == [], "workers outlived their parent"
+    return folder
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize(("then", "equal"), [(3, True), (2, False), (1, False)])
+def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
+    here: Path, killed: Path, then: int, equal: bool
+) -> None:
+    """Law 6: the same samples in the same order; with as many workers the same bits."""
+    whole = killed / "whole"
+    shutil.copytree(killed / "killed", here / "killed")
     notices: list[str] = []
 
     class Hear(Silent):
@@ -143,20 +165,19 @@ def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
     assert any(text.startswith("going on with") and f"workers 3 -> {then}" in text for text in notices) == (
         then != 3
     )
-    steps, expected = RunFolder(here / "killed").steps(), RunFolder(here / "whole").steps()
+    steps, expected = RunFolder(here / "killed").steps(), RunFolder(whole).steps()
     assert [(step.step, step.samples) for step in steps] == [(step.step, step.samples) for step in expected]
     for mine, theirs in zip(steps, expected, strict=True):
         assert mine.loss == (theirs.loss if equal else pytest.approx(theirs.loss, rel=2e-3, abs=1e-5))
-    for name, tensor in last(here / "whole").items():
+    for name, tensor in last(whole).items():
         if equal:
             assert torch.equal(last(here / "killed")[name], tensor), name
-    assert resumed.metric == pytest.approx(whole.metric, abs=0.006)
+    assert resumed.metric == pytest.approx(mh.load(whole).metric, abs=0.006)
 
 
 def test_a_worker_that_fails_is_started_again_from_the_last_checkpoint(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(here / "whole", 2)
     monkeypatch.setenv(faults.VARIABLE, "SIGKILL@1:40")
     with pytest.raises(WorkerFailedError, match=r"was killed by signal 9 \(SIGKILL.*at step 40") as caught:
         train(here / "ended", 2, checkpoint_every=0)
@@ -165,8 +186,8 @@ def test_a_worker_that_fails_is_started_again_from_the_last_checkpoint(
         str(caught.value),
     )
     record = train(here / "again", 2, checkpoint_every=0, restarts=1)
-    assert (record.status, record.resumed, record.loss) == ("finished", 1, whole.loss)
-    for name, tensor in last(here / "whole").items():
+    assert (record.status, record.resumed, record.loss) == ("finished", 1, mh.load(two).loss)
+    for name, tensor in last(two).items():
         assert torch.equal(last(here / "again")[name], tensor), name
 
 
@@ -230,9 +251,8 @@ def test_divergence_is_said_once(here: Path) -> None:
     assert record.status == "diverged"
 
 
-def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Path) -> None:
+def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Path, two: Path) -> None:
     """The fork server has torch already; what is compared is a start against a start, in one run."""
-    train(here / "first", 2)
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     imported = time.perf_counter() - began
@@ -279,9 +299,9 @@ def test_the_bar_compares_with_the_last_run_of_one_worker(here: Path) -> None:
     assert seen[0].one_worker == OneWorker(one.samples_per_second, 1)
 
 
-def test_json_of_a_run_with_workers(here: Path) -> None:
-    record = train(here / "two", 2)
-    held = json.loads((here / "two/result.json").read_text())
+def test_json_of_a_run_with_workers(two: Path) -> None:
+    record = mh.load(two)
+    held = json.loads((two / "result.json").read_text())
     assert held["spec"]["workers"] == 2
     for rank in held["traffic"]:
         assert rank["barrier"]["calls"] >= 2 * record.steps

@@ -6,8 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from children import Child
 from conftest import Answer
 from manyhands import load, train
 from manyhands.checkpoint import Checkpoints
@@ -42,30 +41,26 @@ SETTINGS = ["--batch", "48", "--epochs", "6", "--threads", "1", "--checkpoint-ev
 OPTIMIZERS = {"sgd": [], "adamw": ["--set", "recipe.optimizer=adamw"], "lamb": ["--recipe", "lamb"]}
 
 
-def command(folder: Path, out: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", "manyhands", "train", "noisy.py:noisy", "--out", out, *SETTINGS, *words]
+def noisy(folder: Path, out: str, *words: str) -> Child:
+    return Child("train", "noisy.py:noisy", "--out", out, *SETTINGS, *words, folder=folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_killed_ten_times_it_ends_with_the_same_bits(tmp_path: Path, optimizer: str) -> None:
+def test_killed_again_and_again_it_ends_with_the_same_bits(tmp_path: Path, optimizer: str) -> None:
     """SIGKILL at random steps; every tensor of the last checkpoint equals the uninterrupted run's."""
     (tmp_path / "noisy.py").write_text(TASK)
     extra = OPTIMIZERS[optimizer]
-    subprocess.run(command(tmp_path, "whole", *extra), cwd=tmp_path, check=True, timeout=120)
+    assert noisy(tmp_path, "whole", *extra).end() == 0
     total = load(tmp_path / "whole").steps
     generator = random.Random(optimizer)
     kills = sorted(generator.sample(range(2, total - 2), 10 if optimizer == "sgd" else 2))
     folder = RunFolder(tmp_path / "killed")
     for step in kills:
-        child = subprocess.Popen(command(tmp_path, "killed", "--resume", *extra), cwd=tmp_path)
-        try:
-            _wait_for(lambda step=step: _last_step(folder) >= step, child)
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait(timeout=30)
-        assert child.returncode == -signal.SIGKILL
-    subprocess.run(command(tmp_path, "killed", "--resume", *extra), cwd=tmp_path, check=True, timeout=120)
+        child = noisy(tmp_path, "killed", "--resume", *extra)
+        child.wait_until(lambda step=step: _last_step(folder) >= step)
+        child.kill()
+    assert noisy(tmp_path, "killed", "--resume", *extra).end() == 0
 
     whole, killed = RunFolder(tmp_path / "whole"), folder
     for name, tensor in load_file(whole.model).items():
@@ -86,31 +81,21 @@ def _last_step(folder: RunFolder) -> int:
     return int(paths[-1].stem.removeprefix("step-")) if paths else 0
 
 
-def _wait_for(reached: Callable[[], bool], child: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while not reached() and child.poll() is None:
-        assert time.monotonic() < deadline, "the child made no step"
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    words = [sys.executable, "-m", "manyhands", "train", "quadratic", "--epochs", "100000", "--out", "run"]
-    child = subprocess.Popen(
-        [*words, "--checkpoint-every", "1000"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+    words = ["--epochs", "100000", "--out", "run", "--checkpoint-every", "1000"]
+    child = Child("train", "quadratic", *words, folder=tmp_path)
     steps = tmp_path / "run/steps.jsonl"
-    _wait_for(lambda: steps.is_file() and steps.stat().st_size > 0, child)  # type: ignore[arg-type]
-    child.send_signal(number)
-    _, err = child.communicate(timeout=30)
-    assert child.returncode == code
+    child.wait_until(lambda: steps.is_file() and steps.stat().st_size > 0)
+    child.send(number)
+    assert child.end() == code
     record = load(tmp_path / "run")
     assert record.status == "interrupted"
     expected = (
         f"error: interrupted by {number.name} at step {record.steps:,}; the last checkpoint is of step "
         f"{record.steps:,}; continue with: manyhands train --resume run"
     )
-    assert err.strip().splitlines()[-1] == expected
+    assert child.said.strip().splitlines()[-1] == expected
     assert len(RunFolder(tmp_path / "run").steps()) == record.steps
 
 
@@ -129,7 +114,7 @@ def test_a_damaged_last_checkpoint_costs_only_its_steps(here: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root")
 def test_a_full_disk_is_one_sentence_and_nothing_is_lost(
-    tmp_path: Path, manyhands: Callable[..., Answer]
+    tmp_path: Path, typed: Callable[..., Answer]
 ) -> None:
     """A real file system of 8 MB; the run goes on once there is room."""
     disk = tmp_path / "disk"
@@ -141,7 +126,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(
         words = ["train", "quadratic", "--set", "dimensions=100000", "--set", "n=100", "--batch", "10"]
         words += ["--set", "recipe.momentum=0.9", "--epochs", "3", "--checkpoint-every", "0", "--keep", "50"]
         words += ["--out", str(disk / "run"), "--quiet", "--threads", "1"]
-        answer = manyhands(*words)
+        answer = typed(*words)
         assert answer.code == 1
         assert len(answer.err.strip().splitlines()) == 1
         assert "no space left on device" in answer.err
@@ -150,7 +135,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(
         assert checkpoints
         assert not any("partial" in name for name in checkpoints)
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-        assert manyhands("train", "--resume", str(disk / "run"), "--quiet").code == 0
+        assert typed("train", "--resume", str(disk / "run"), "--quiet").code == 0
         finished = load(disk / "run")
         assert finished.resumed == 1
     finally:

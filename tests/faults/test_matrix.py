@@ -1,4 +1,8 @@
-"""Law 5: every fault, on every transport and launcher, ends the run with one message and leaves nothing."""
+"""Law 5: every fault, some of each sort on every transport and launcher, is one message and leaves nothing.
+
+Every ending under every launcher is in launchers/test_members.py, and who waits for the dead on every
+transport in transports/test_members.py: here they only have to meet.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,9 @@ FAULTS = {
     "SIGSTOP": WORKER + r"has been stopped \(SIGSTOP\) for \d[\d.]* s at step 8, " + OPERATION,
 }
 HANGS = ("hang:data", "hang:collective", "SIGSTOP")
-TRANSPORTS = ["shm", "torch", *(["mpi"] if find_spec("mpi4py") else [])]
+ON_SHM = [(fault, "shm") for fault in FAULTS]
+ON_TORCH = [(fault, "torch") for fault in ("raise", "SIGKILL", "hang:collective", "SIGSTOP")]
+ON_MPI = [(fault, "mpi") for fault in ("raise:backward", "SIGSEGV", "hang:data")]
 TIMEOUT = 3.0  # seconds: a shared machine may stall a process for one
 
 
@@ -83,8 +89,7 @@ def _ours(path: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "transport"), ON_SHM + ON_TORCH + (ON_MPI if find_spec("mpi4py") else []))
 def test_a_fault_ends_the_run(
     fault: str, transport: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +114,14 @@ def test_a_fault_ends_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("starter", ["torchrun", *(["mpirun"] if (BIN / "mpirun").exists() else [])])
-@pytest.mark.parametrize("fault", ["raise", "SIGKILL", "hang:data"])
+@pytest.mark.parametrize(
+    ("fault", "starter"),
+    [
+        ("raise", "torchrun"),
+        ("SIGKILL", "torchrun"),
+        *([("SIGKILL", "mpirun"), ("hang:data", "mpirun")] if (BIN / "mpirun").exists() else []),
+    ],
+)
 def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> None:
     """The signal is the starter's to tell; which worker, at which step and in what, is ours."""
     train = ["-m", "manyhands", "train", "quadratic", "--epochs", "10000", "--timeout", str(TIMEOUT)]

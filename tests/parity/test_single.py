@@ -90,7 +90,7 @@ def test_digits_equal_a_hand_written_loop_bit_for_bit(here: Path) -> None:
 @pytest.mark.parametrize("accumulate", [2, 3, 7])
 def test_accumulation_changes_nothing_but_rounding(here: Path, accumulate: int) -> None:
     """Law 4: the gradient is the sum over the global batch divided by its size, however it is cut."""
-    common = {"batch": 101, "epochs": 2, "dtype": "float64", "quiet": True}
+    common = {"batch": 101, "epochs": 2, "dtype": "float64", "threads": 1, "quiet": True}
     whole, parts = (train("digits-mlp", accumulate=k, **common) for k in (1, accumulate))
     for name, tensor in load_file(RunFolder(Path(whole.run)).model).items():
         other = load_file(RunFolder(Path(parts.run)).model)[name]

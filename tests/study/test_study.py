@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from children import Child
 from conftest import ROOT, Answer
 from manyhands.errors import UsageError
 from manyhands.study import grid
@@ -50,9 +49,9 @@ def test_a_bad_file_is_answered_before_anything_runs(tmp_path: Path, text: str, 
     assert sentence in str(caught.value)
 
 
-def test_the_table_and_the_answer(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+def test_the_table_and_the_answer(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     (tmp_path / "s.toml").write_text(STUDY)
-    answer = manyhands("study", "s.toml", "-q")
+    answer = typed("study", "s.toml", "-q")
     assert answer.code == 0
     lines = answer.out.strip().splitlines()
     assert lines[0].split() == [
@@ -74,21 +73,21 @@ def test_the_table_and_the_answer(tmp_path: Path, manyhands: Callable[..., Answe
     assert len(folders) == 4
 
 
-def test_finished_cells_are_not_run_again(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+def test_finished_cells_are_not_run_again(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     (tmp_path / "s.toml").write_text(STUDY)
-    first = json.loads(manyhands("study", "s.toml", "-q", "--json").out)
+    first = json.loads(typed("study", "s.toml", "-q", "--json").out)
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("results/small/*/result.json")}
     victim = next(iter(stamps))
     victim.unlink()
-    again = json.loads(manyhands("study", "s.toml", "-q", "--json").out)
+    again = json.loads(typed("study", "s.toml", "-q", "--json").out)
     assert [cell["metric"] for cell in again] == [cell["metric"] for cell in first]
     changed = [path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp]
     assert changed == [victim]
 
 
-def test_a_failed_cell_does_not_stop_the_rest(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+def test_a_failed_cell_does_not_stop_the_rest(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     (tmp_path / "s.toml").write_text("[[grid]]\ntask = 'digits-mlp'\nepochs = 1\nbatch = [5000, 50]\n")
-    answer = manyhands("study", "s.toml")
+    answer = typed("study", "s.toml")
     assert answer.code == 1
     assert "failed: batch 5,000 is larger than the 1,437 training samples of digits-mlp" in answer.err
     rows = answer.out.strip().splitlines()
@@ -96,22 +95,22 @@ def test_a_failed_cell_does_not_stop_the_rest(tmp_path: Path, manyhands: Callabl
     assert rows[2].split()[3] == "50"
 
 
-def test_a_cell_that_diverges_is_a_result(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
+def test_a_cell_that_diverges_is_a_result(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     (tmp_path / "s.toml").write_text(
         "[[grid]]\ntask = 'quadratic'\nepochs = 1\nrecipe_options = [{lr = 1e30}, {lr = 0.2}]\n"
     )
-    answer = manyhands("study", "s.toml")
+    answer = typed("study", "s.toml")
     assert answer.code == 0, answer.err
     rows = answer.out.strip().splitlines()
     assert rows[1].split()[5] == "diverged"
     assert "the loss became inf at step 2" in answer.err
-    again = manyhands("study", "s.toml")
+    again = typed("study", "s.toml")
     assert again.out == answer.out
     assert "step 2" not in again.err, "it is not run again"
 
 
 def test_where_the_data_cannot_be_had_the_fallback_is_used(
-    tmp_path: Path, manyhands: Callable[..., Answer]
+    tmp_path: Path, typed: Callable[..., Answer]
 ) -> None:
     (tmp_path / "s.toml").write_text(
         "fallback = 'digits-mlp'\n[[grid]]\ntask = 'mnist-mlp'\nepochs = 1\nbatch = [50, 100]\n"
@@ -121,7 +120,7 @@ def test_where_the_data_cannot_be_had_the_fallback_is_used(
         "PATH": "/nowhere",
         "https_proxy": "http://127.0.0.1:9",
     }
-    answer = manyhands("study", "s.toml", **blocked)
+    answer = typed("study", "s.toml", **blocked)
     assert answer.code == 0, answer.err
     assert "using digits-mlp instead of mnist-mlp" in answer.err
     assert answer.err.count("cannot get mnist") == 1
@@ -139,14 +138,10 @@ def test_an_interrupted_study_goes_on_with_the_same_command(tmp_path: Path) -> N
     (tmp_path / "s.toml").write_text(
         "[[grid]]\ntask = 'quadratic'\nepochs = [2, 100000]\nsamples = 3000000\n"
     )
-    words = [sys.executable, "-m", "manyhands", "study", "s.toml"]
-    child = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("results/s/*/steps.jsonl"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    child = Child("study", "s.toml", folder=tmp_path)
+    child.wait_until(lambda: len(list(tmp_path.glob("results/s/*/steps.jsonl"))) == 2)
     time.sleep(0.3)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
+    child.send(signal.SIGINT)
+    assert child.end() == 130, child.said
     expected = "error: interrupted in cell 2; give the same command to go on with the study"
-    assert err.strip().splitlines()[-1] == expected
+    assert child.said.strip().splitlines()[-1] == expected

@@ -28,7 +28,15 @@ Rank = Callable[[Transport], Any]
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["manyhands.testing.transports", "manyhands.transports.shm", "manyhands.transports.torch_", __name__]
+    [
+        "manyhands.testing.transports",
+        "manyhands.transports.shm",
+        "manyhands.transports.torch_",
+        "manyhands.cli",  # with the next two: what tests/children.py forks trains at once
+        "manyhands.run",
+        "torch._dynamo",
+        __name__,
+    ]
 )
 
 
