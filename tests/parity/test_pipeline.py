@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from manyhands.data.base import Batch, Request
 from manyhands.data.order import Share
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.errors import UsageError
+from manyhands.place import Place
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.strategies import handover
@@ -32,7 +33,7 @@ from manyhands.transports.shm import Shm
 from manyhands.transports.solo import Solo
 from manyhands.transports.threads import Group
 from manyhands.transports.torch_ import Torch
-from transports.gangs import processes
+from transports.gangs import between_hosts, processes
 
 State = dict[str, Tensor]
 FEATURES, CLASSES = 16, 3
@@ -524,7 +525,7 @@ def test_dropout_is_the_same_for_the_same_seed_whatever_the_schedule() -> None:
 
 
 def over_messages(transport: Transport) -> list[tuple[str, State, list[float]]]:
-    """Many checks in one gang of 2 x 2 that shares no memory."""
+    """Many checks in one gang of four that does not share all of its memory."""
     found = []
     for model, recipe, plan in MESSAGES:
         worker: Any = pipeline(setup({**MODELS, "normed": normed}[model], RECIPES[recipe], transport, plan))
@@ -545,10 +546,18 @@ MESSAGES = [
 ]
 
 
-def test_processes_without_common_memory_equal_one_worker() -> None:
+WAYS: dict[str, tuple[Callable[[Place], Transport], str]] = {
+    "no common memory": (partial(Torch, timeout=30.0), "aaaa"),
+    "two and two on a host": (partial(between_hosts, name="torch"), "aabb"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_processes_that_send_messages_equal_one_worker(way: str) -> None:
     data = batches((13, 12, 3, 13))
     expected = [alone(MODELS[model], RECIPES[recipe], data) for model, recipe, _ in MESSAGES]
-    for results in processes(partial(Torch, timeout=30.0), ("here",) * 4, over_messages):
+    make, hosts = WAYS[way]
+    for results in processes(make, hosts, over_messages):
         for (_, state, losses), reference in zip(results, expected, strict=True):
             close(state, reference.state)
             assert losses == pytest.approx(reference.losses, abs=1e-12)
@@ -680,11 +689,12 @@ def test_the_cut_is_told() -> None:
 
 
 def test_no_cut_before_a_block_that_writes_over_its_inputs() -> None:
-    for border, name in ((2, "2 ReLU"), (4, "4 ReLU")):
-        with pytest.raises(
-            ManyhandsError, match=rf"^no cut at block {border} \({name}\): it changes its inputs in place$"
-        ):
+    for border in (2, 4):
+        with pytest.raises(UsageError) as caught:
             together(Plan(2, 1, 4, cut=(border,)), images, MOMENTUM, [])
+        assert str(caught.value) == (
+            f"the model cannot be cut at block {border} (ReLU): its inputs are changed in place"
+        )
     for stages in (2, 3, 4, 5):  # and by itself it finds none there
         check(Plan(stages, 1, 3), images, MOMENTUM, batches((13,)))
 
@@ -704,7 +714,7 @@ def viewed() -> nn.Module:
 def test_no_cut_before_a_view_that_is_written_over() -> None:
     check(Plan(2, 1, 2), viewed, MOMENTUM, batches((13,)))
     for border in (1, 2, 3):
-        with pytest.raises(ManyhandsError, match=rf"^no cut at block {border} \("):
+        with pytest.raises(UsageError, match=rf"^the model cannot be cut at block {border} \("):
             together(Plan(2, 1, 2, cut=(border,)), viewed, MOMENTUM, [])
 
 

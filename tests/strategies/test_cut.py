@@ -84,11 +84,18 @@ def test_handing_on_much_is_avoided() -> None:
         (3, 4, (), "3 blocks cannot be cut into 4 stages"),
         (1, 2, (), "1 block cannot be cut into 2 stages"),
         (
+            2,
+            2,
+            (1,),
+            "2 blocks cannot be cut into 2 stages: none begins at block 1 (shared parameters, or inputs "
+            "changed in place)",
+        ),
+        (
             4,
             3,
             (0, 1, 3),  # 0 is no border
-            "4 blocks cannot be cut into 3 stages: there is no cut before 1, 3, which share parameters or "
-            "write over their inputs",
+            "4 blocks cannot be cut into 3 stages: none begins at blocks 1, 3 (shared parameters, or inputs "
+            "changed in place)",
         ),
     ],
 )
