@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from manyhands.errors import UsageError
-from manyhands.memory import hooks
+from manyhands.memory import budget, hooks
 from manyhands.memory.offload import Offload
+from manyhands.memory.plan import Speed
 from manyhands.memory.profile import sizes, units_of
 from manyhands.memory.recompute import recomputed
 
@@ -126,6 +127,21 @@ def test_something_is_moved_and_told(mode):
         assert told["written_a_pass"] > 10_000  # backward may come before all is written
     else:
         assert told["predicted_peak"] < told["predicted_peak_plain"]
+
+
+@pytest.mark.parametrize("speed", [Speed(1e3, 1e3), Speed(1e8, 1e8, 1e-9), Speed(1e12, 1e12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whatever_is_chosen(monkeypatch, speed, dtype):
+    monkeypatch.setattr(budget, "probe", lambda store: speed)
+    torch.manual_seed(0)
+    model = make(
+        ["norm", "relu", "drop", "conv", "avoid", "conv", "norm", "relu", "pool", "residual"], channels=16
+    )
+    told = check(model.to(dtype), torch.randn(16, 3, 8, 8, dtype=dtype), "auto", in_flight=2)
+    if speed.write == 1e3:
+        assert told["units"]["recompute"] > 0
+    elif speed.write == 1e12:
+        assert told["units"]["move"] > 0
 
 
 def test_channels_last_and_a_model_that_cannot_be_cut():
