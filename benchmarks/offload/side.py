@@ -111,11 +111,15 @@ def main() -> None:
         for line in sys.stdin:
             before = _now("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            since = time.perf_counter()
+            since, worked = time.perf_counter(), time.process_time()
             counter = Counter(others) if line.strip() == "count" else None
             with counter or nullcontext():
                 step()
-            told: dict[str, Any] = {"seconds": time.perf_counter() - since, "peak": _now("VmHWM") - before}
+            told: dict[str, Any] = {
+                "seconds": time.perf_counter() - since,
+                "cpu": time.process_time() - worked,  # of all threads
+                "peak": _now("VmHWM") - before,
+            }
             if counter is not None:
                 told["activations"] = counter.peak
                 told["choices"] = choices.get("offload", {})
