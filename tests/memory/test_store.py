@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manyhands.errors import StorageError, UsageError
@@ -38,7 +38,7 @@ def test_slots_never_overlap_and_are_used_again(orders):
     assert slots.free == slots.end
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(
@@ -50,7 +50,7 @@ def test_slots_never_overlap_and_are_used_again(orders):
     ),
     st.sampled_from([0, 10000, 1 << 20]),
 )
-def test_any_order_of_orders(orders, in_flight):
+def test_any_order_of_orders(emptied, orders, in_flight):
     store, alive = DiskStore(in_flight=in_flight), []
     try:
         for name, which, nbytes in orders:
@@ -72,11 +72,7 @@ def test_any_order_of_orders(orders, in_flight):
             assert torch.equal(store.take(parcel), content)
             store.drop(parcel)
         alive.clear()
-        for _ in range(1000):
-            if store.used == 0:
-                break
-            threading.Event().wait(0.005)
-        assert store.used == 0
+        assert emptied(store)
     finally:
         store.close()
 
