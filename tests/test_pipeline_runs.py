@@ -258,3 +258,34 @@ def test_a_ragged_last_batch_is_divided_unevenly_too(here: Path) -> None:
     settings = {"strategy": "pipeline", "workers": 4, "strategy_options": {"stages": 2, "micro_batches": 4}}
     with pytest.raises(UsageError, match=r"44 samples are divided unevenly"):
         compared("tasks.py:images", batch=64, steps=5, **settings)
+
+
+def test_a_run_that_goes_on_keeps_its_cut(here: Path) -> None:
+    """Another cut would draw dropout from other generators; kept in the folder, so also after kill -9."""
+    (here / "own.py").write_text(TASKS)
+    record = train(here / "run", "own.py:noisy", epochs=2, samples=300, **PIPELINE)
+    chosen = RunFolder(here / "run").choices()
+    assert chosen["stages"] == record.choices["stages"]
+    other = 2 if chosen["stages"][1]["first"] != 2 else 5
+    chosen["stages"][1]["first"] = other
+    RunFolder(here / "run").write_choices(chosen)
+    again = resume(here / "run", samples=600)
+    assert again.choices["stages"][1]["first"] == other
+    assert RunFolder(here / "run").choices() == again.choices
+
+
+def test_frozen_norms_stay_frozen_when_evaluated(here: Path) -> None:
+    """A task may put a part of its model into `eval` for good."""
+    (here / "own.py").write_text(
+        TASKS
+        + """
+def frozen() -> mh.Task:
+    def model():
+        network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 2))
+        network[1].eval()
+        return network
+    return made(model)
+"""
+    )
+    train(here / "run", "own.py:frozen", epochs=2)
+    assert model(here / "run")["1.num_batches_tracked"] == 0

@@ -100,7 +100,7 @@ def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor
     """The sums of scores and of losses over some samples of the test set."""
     task = feed.task
     sums = torch.zeros(2, dtype=torch.float64)
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
     model.eval()
     with closing(task.test.stream(requests, seed=0)) as stream:
         for raw in stream:
@@ -110,5 +110,6 @@ def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor
             loss = task.loss(outputs, batch.targets).double() * batch.size
             sums += torch.stack([score, loss]).cpu()
             feed.clock.switch(feed.clock.current)  # a long evaluation is no hang
-    model.train(training)
+    for module, training in modes:
+        module.training = training
     return sums

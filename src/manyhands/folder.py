@@ -6,11 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from manyhands.spec import RunSpec
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`spec.json, environment.json, steps.jsonl, result.json, model.safetensors, checkpoints/`."""
+    """`spec, environment, choices, result.json`, `steps.jsonl`, `model.safetensors`, `checkpoints/`."""
 
     path: Path
 
@@ -93,6 +93,17 @@ class RunFolder:
     def write_environment(self, environment: Environment) -> None:
         """Write down what it runs on."""
         write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))
+
+    def choices(self) -> dict[str, Any]:
+        """What a strategy chose by itself when the run was last started; nothing before that."""
+        path = self.path / "choices.json"
+        found: dict[str, Any] = json.loads(self._read("choices.json")) if path.is_file() else {}
+        return found
+
+    def write_choices(self, choices: Mapping[str, Any]) -> None:
+        """Keep them, if there are any, for when the run goes on."""
+        if choices:
+            write_atomically(self.path / "choices.json", _pretty(json.dumps(choices)))
 
     def reopen(self, spec: RunSpec, environment: Environment) -> None:
         """A sitting begins: what is run, on what; a result from before is none any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,10 +43,13 @@ _EXCHANGING = ("communication", "wait")
 class Station:
     """One rank's task, data, model, transport and strategy, and the clock that times them."""
 
-    def __init__(self, place: Place, spec: RunSpec, *, drill: bool = False) -> None:
+    def __init__(
+        self, place: Place, spec: RunSpec, *, drill: bool = False, choices: Mapping[str, Any] | None = None
+    ) -> None:
         self.place, self.spec, self.position = place, spec, Position()
         self.begun = False  # whether steps are made
-        self.choices: dict[str, Any] = {}  # what the strategy and the memory chose by themselves
+        # what the strategy and the memory chose by themselves, or did the last time
+        self.choices: dict[str, Any] = dict(choices or {})
         self.memory: Offload | None = None
         self._steps = 0
         self.device = choose_device(spec.device, place.local_rank)

@@ -99,7 +99,12 @@ class Session:
         self.observers: list[Observer] = [self.journal, Relay(place.line)] if self.leads else []
         self.checkpoints = Checkpoints(self.folder.checkpoints, spec.id, spec.keep)
         self.stop, self._memory = stop, 0
-        station = self.station = Station(place, spec, drill=job.attempt == 0 and not place.joining)
+        station = self.station = Station(
+            place,
+            spec,
+            drill=job.attempt == 0 and not place.joining,
+            choices=self.folder.choices() if job.resume and self.leads else {},
+        )
         self.environment = environment.describe(threads, str(station.device))
         self.clock, self.task, self.recipe, self.feed = (
             station.clock,
@@ -138,6 +143,7 @@ class Session:
     def _run(self) -> RunRecord | None:
         if self.leads:
             self.folder.reopen(self.spec, self.environment)
+            self.folder.write_choices(self.station.choices)
         start = self._start()
         for observer in self.observers:
             observer.started(start)

@@ -338,7 +338,7 @@ TABLE = {
     "recomputed in one stage": (f"{IN_PIECES} --stages 1 --recompute", IN_ONE_PIECE),
     "recomputed by all-reduce": (
         "train digits-mlp --workers 2 --recompute",
-        "strategy allreduce has no option 'recompute': it is layers and pipeline's",
+        "strategy allreduce has no option 'recompute': it is pipeline's",
     ),
     "auto for a pipeline": (
         "train digits-mlp --workers auto --strategy pipeline",

@@ -108,7 +108,7 @@ def train(
     schedule: Annotated[str | None, typer.Option(help="pipeline: gpipe or 1f1b. [default: 1f1b]")] = None,
     recompute: Annotated[
         bool | None,
-        typer.Option("--recompute", help="layers, pipeline: compute activations again, do not keep them."),
+        typer.Option("--recompute", help="pipeline: compute activations again, do not keep them."),
     ] = None,
     offload: Annotated[
         str | None,

@@ -141,7 +141,7 @@ class Setup:
     joining: bool = False  # whether the others are at work already
     batch: int = 1  # samples of a step, over all workers
     example: Callable[[int], Batch] | None = None  # so many training samples, to measure with
-    choices: dict[str, Any] = field(default_factory=dict)  # what the strategy chose itself, for the record
+    choices: dict[str, Any] = field(default_factory=dict)  # what the strategy chose, or did before
 
 
 class Worker(Protocol):

@@ -29,7 +29,7 @@ def balanced(
 
     `handing` is what it costs both neighbours to hand on the outputs of a block; `closed` borders are not
     cut. An exact dynamic programme: the best cut of the first j blocks into s stages follows from the best
-    cuts of fewer blocks into s - 1. Of equally good cuts, the one whose other stages are faster too.
+    cuts of fewer blocks into s - 1. Of equally good ones, the more even is preferred.
     """
     count = len(seconds)
     handing = handing or [0.0] * count

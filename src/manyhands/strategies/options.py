@@ -117,10 +117,10 @@ def server(
     return ServerOptions(servers, push_every, pull_every, staleness_aware, bound, backup)
 
 
-def layers(*, recompute: bool = False, cut: tuple[int, ...] = ()) -> PipelineOptions:
+def layers(*, cut: tuple[int, ...] = ()) -> PipelineOptions:
     """Consecutive layers on successive workers, one batch at a time: all but one of them wait."""
     _check_cut("layers", cut)
-    return PipelineOptions(None, 1, "gpipe", recompute, cut)
+    return PipelineOptions(None, 1, "gpipe", False, cut)
 
 
 def pipeline(

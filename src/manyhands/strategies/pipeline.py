@@ -180,7 +180,7 @@ class Pipeline(Summed):
             per_replica = -(-setup.batch // self._replicas)
             example = setup.example(-(-per_replica // self._micro_batches))
             costs = measure(setup.model, example.inputs)
-            cuts = options.cut or self._balanced(costs, blocks)
+            cuts = options.cut or self._as_before(setup, len(blocks)) or self._balanced(costs, blocks)
             self._check_cuts(cuts, costs)
             chosen = stages_of(costs, cuts)
             setup.choices["stages"] = recorded(chosen)
@@ -191,6 +191,11 @@ class Pipeline(Summed):
         numbers: list[int] = transport.broadcast(found).tolist()
         rest = numbers[stages - 1 :]
         return [0, *numbers[: stages - 1], len(blocks)], list(zip(rest[::2], rest[1::2], strict=True))
+
+    def _as_before(self, setup: Setup, blocks: int) -> tuple[int, ...]:
+        """The cut of the run that goes on: each stage draws its dropout from its worker's generator."""
+        cuts = tuple(stage["first"] for stage in setup.choices.get("stages", ())[1:])
+        return cuts if len(cuts) == self._stages - 1 and max(cuts) < blocks else ()
 
     def _balanced(self, costs: list[Cost], blocks: list[nn.Module]) -> tuple[int, ...]:
         closed = joined(blocks) | {number for number, cost in enumerate(costs) if not cost.alone}
