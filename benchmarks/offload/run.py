@@ -121,7 +121,7 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         # memory that is kept from step to step was there before
         kept = row.side == "plain, kept"
-        peak = "| |" if kept else f"| {words.size(row.peak)} | {row.peak_of_plain:.2f} |"
+        peak = "| | |" if kept else f"| {words.size(row.peak)} | {row.peak_of_plain:.2f} |"
         print(
             f"| {row.side} | {words.size(row.activations)} | {row.activations_of_plain:.2f} {peak} "
             f"{row.seconds:.2f} | {row.time_of_plain:.2f} | {row.cpu_of_plain:.2f} |"
