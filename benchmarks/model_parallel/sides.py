@@ -53,14 +53,14 @@ def alone(place: Place, task: str, batch: int, micro_batches: int, steps: int, t
 
 
 def torch_pipelining(
-    place: Place, task: str, batch: int, micro_batches: int, steps: int, schedule: str, cut: int
+    place: Place, task: str, batch: int, micro_batches: int, steps: int, schedule: str, cut: int, threads: int
 ) -> list[float]:
     """torch.distributed.pipelining on gloo with the same cut, schedule and micro-batches."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = None
     if place.rank == 0:
@@ -73,7 +73,8 @@ def torch_pipelining(
     assert isinstance(model, nn.Sequential)
     part = model[:cut] if place.rank == 0 else model[cut:]
     stage = PipelineStage(part, place.rank, 2, torch.device("cpu"))
-    kind: Any = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule]
+    # its 1f1b wants as many micro-batches as stages; with one of them the two schedules are the same
+    kind: Any = ScheduleGPipe if schedule == "gpipe" or micro_batches == 1 else Schedule1F1B
     runner = kind(stage, micro_batches, loss_fn=nn.functional.cross_entropy)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9, fused=True)
     with kept_memory():

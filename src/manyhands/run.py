@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import axes, environment, faults, history
+from manyhands import allocator, axes, environment, faults, history
 from manyhands.arrange import arrange, check_arrangement, leads, rearrange
 from manyhands.errors import UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
@@ -99,6 +99,8 @@ def run(
 ) -> RunRecord:
     """Carry out a spec in a folder of its own (or continue it there) and return the record."""
     check(spec)
+    if spec.offload != "none":
+        allocator.huge_pages()
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
 
@@ -127,6 +129,8 @@ def resume_folder(
     settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
     spec = stored.replace(**settings)
     check(spec)
+    if spec.offload != "none":
+        allocator.huge_pages()
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
 
