@@ -18,8 +18,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
 # Setting any ends glibc's own adjustment for good, so afterwards they are left where it would have led.
 _AFTER = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
-# Large blocks are mapped by themselves, so that each is the system's again the moment it is freed.
-_RETURN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**20, _TRIM_THRESHOLD: 2**20}
+# Blocks that fill a huge page are mapped by themselves, so that each is the system's again the moment it is
+# freed; of smaller ones some are kept.
+_RETURN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**21, _TRIM_THRESHOLD: 2**25}
 
 
 @contextmanager
