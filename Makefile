@@ -8,8 +8,10 @@ INSTALLED := .venv/.installed
 study: $(INSTALLED)
 	$(BIN)/manyhands study studies/default.toml
 
+# two tests at a time, but for those that watch deadlines or the machine
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m alone
 
 test-quick: lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -21,6 +21,20 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 
 
+# What watches deadlines, the host's shared memory or its speed must not run beside other tests.
+ALONE = (
+    "faults", "launchers", "transports", "test_benchmarks.py", "test_free_runs.py", "test_allocator.py",
+    "test_offload_runs.py", "test_commands.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark those that `make test` runs one by one; the others share the cores."""
+    for item in items:
+        if any(part in ALONE for part in item.path.parts):
+            item.add_marker("alone")
+
+
 class Answer:
     """What a command line answered."""
 

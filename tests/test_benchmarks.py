@@ -94,3 +94,35 @@ def test_the_chart_says_in_words_what_it_shows() -> None:
     assert root.attrib["aria-label"] == "a <title>: one 1.00, two & more 0.50; ideal 1.25"
     widths = [float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[0] == pytest.approx(2 * widths[1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_model_parallel_measures_all_sides() -> None:
+    words = ["benchmarks/model_parallel/run.py", "--rounds", "1", "--steps", "1", "--json"]
+    words += ["--only", "mlp:2", "--batch", "64"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["ideal"] == pytest.approx(4 / 3)
+    assert row["speedup"] == pytest.approx(row["alone"] / row["ours"])
+    assert row["of_ideal"] == pytest.approx(row["speedup"] / row["ideal"])
+    assert 0 < row["idle"] < 1
+
+
+@pytest.mark.slow
+def test_offload_counts_less_memory() -> None:
+    words = ["benchmarks/offload/run.py", "--rounds", "1", "--threads", "1", "--json"]
+    words += ["--only", "all", "--size", "32", "--batch", "32"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["side"]: row for row in json.loads(done.stdout)}
+    assert rows.keys() == {"plain", "plain, kept", "all"}
+    assert rows["plain"]["activations"] == rows["plain, kept"]["activations"]
+    assert rows["all"]["activations"] < rows["plain"]["activations"]
+    assert rows["all"]["activations_of_plain"] == pytest.approx(
+        rows["all"]["activations"] / rows["plain"]["activations"]
+    )

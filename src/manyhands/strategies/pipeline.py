@@ -121,8 +121,6 @@ class Pipeline(Summed):
         if self._next is None:
             assert targets is not None
             outputs = self._compute.forward(self._module, Batch(inputs, targets), weight)
-            if self._before is not None and self._targets is not None:
-                self._targets.free()
         else:
             outputs = self._compute.through(self._module, inputs)
             self._next.put(outputs.detach())
@@ -132,6 +130,8 @@ class Pipeline(Summed):
         """Of the oldest micro-batch that this stage holds; its inputs' gradient goes to the stage before."""
         if self._behind is None:
             self._compute.backward(outputs)
+            if self._targets is not None:
+                self._targets.free()  # the loss has saved them until here
         else:
             gradient = self._behind.take()
             if outputs.requires_grad:  # a first stage without trained parameters has nothing to do
