@@ -60,7 +60,7 @@ def scatter(title: str, points: list[Point]) -> str:
     parts += [
         f'<text x="{LEFT}" y="{HEIGHT - 14}" {text}>activations at the peak, of plain; the shaded corner is '
         "wanted</text>",
-        f'<text x="{LEFT - 56}" y="{TOP - 14}" {text}>time a step, of plain</text>',
+        f'<text x="{LEFT - 56}" y="{TOP - 14}" {text}>time a step, of plain with kept memory</text>',
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
