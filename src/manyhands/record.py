@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -73,6 +73,62 @@ class Share(BaseModel):
     dropped: int = 0  # pieces that came too late for their round and were done again
 
 
+class Evaluation(BaseModel):
+    """One look at the test set: a point of a run's curves."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    samples: int
+    seconds: float  # training time
+    loss: float | None  # mean training loss since the evaluation before; none where it is no number
+    metric: float | None
+    test_loss: float | None
+    noise: tuple[float, float] | None = None  # squared gradient, its spread: means since the one before
+
+
+class Pace(BaseModel):
+    """How long a rank's steps took in this sitting, without evaluation; the first ones are left out."""
+
+    model_config = ConfigDict(frozen=True)
+
+    steps: int  # that were counted
+    mean: float  # seconds
+    low: float  # of ten steps one was quicker
+    median: float
+    high: float  # of ten steps one was slower
+    phases: dict[str, float]  # seconds of the mean step; they add up to it
+
+
+class Noise(BaseModel):
+    """What gradients of smaller and larger batches say about their noise (McCandlish et al. 2018).
+
+    `gradient` and `spread` are means over steps of unbiased estimates of |G|^2 and tr(S): either may come out
+    negative where there are too few steps.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    small: float  # samples behind a smaller gradient
+    big: float  # behind the mean of all
+    gradient: float  # squared norm of the true gradient
+    spread: float  # trace of one sample's covariance
+    steps: int
+
+    @property
+    def scale(self) -> float | None:
+        """B_simple, the batch at which noise and signal are alike; none where it cannot be told."""
+        return self.spread / self.gradient if self.gradient > 0 and self.spread > 0 else None
+
+
+class Span(NamedTuple):
+    """A stretch of a rank's time in one phase, in seconds from the beginning of what is shown."""
+
+    phase: str
+    begin: float
+    end: float
+
+
 class RunRecord(BaseModel):
     """One run, finished or not: the content of result.json."""
 
@@ -102,6 +158,8 @@ class RunRecord(BaseModel):
     target: float
     target_samples: int | None  # when the metric was first as good as the target
     target_seconds: float | None
+    target_steps: int | None = None
+    curve: list[Evaluation] = []
     phases: list[dict[str, float]]  # seconds by phase, a dict a rank
     traffic: list[dict[str, dict[str, float]]] = []  # calls, bytes and seconds by operation, a dict a rank
     hosts: list[str] = []  # by rank
@@ -110,9 +168,26 @@ class RunRecord(BaseModel):
     lost: list[str] = []  # workers that were lost while the others went on
     peak_memory: int  # bytes, the largest rank
     memory: list[int] = []  # of every rank, before the first checkpoint was put together
+    pace: list[Pace | None] = []  # of every rank; none where it made too few steps
+    steady_samples_per_second: float | None = None  # of this sitting, the first steps left out
+    timeline: list[list[Span]] = []  # what every rank did in one typical step, or while a few were made
+    noise: Noise | None = None  # where it was asked for
     choices: dict[str, Any] = {}  # what a strategy chose by itself, such as where the model is cut
     resumed: int  # how often
     environment: Environment
+    repeat: int = 0  # of a study that runs each cell several times
+    timed: bool = True  # whether it had the machine for itself, so that its times count
+    machine_noise: float | None = None  # how much slower than at its best the machine was around the run
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second once it is under way: what runs are compared by."""
+        return self.steady_samples_per_second or self.samples_per_second
+
+    @property
+    def worker_pace(self) -> Pace | None:
+        """Of the first rank that trains and was not lost."""
+        return next((pace for pace in self.pace[self.spec.servers :] if pace), None)
 
     @property
     def worker_phases(self) -> dict[str, float]:
