@@ -192,7 +192,7 @@ class RunSpec(BaseModel):
             pipelines = words.plural(self.replicas, "pipeline")
             return (
                 f"batch {self.batch} = {pipelines} of {self.stages} stages x {share} x "
-                f"{words.plural(self.micro_batches, 'micro-batch').replace('batchs', 'batches')}"
+                f"{words.plural(self.micro_batches, 'micro-batch', 'micro-batches')}"
             )
         share = _share(self.batch, self.workers * self.micro_batches)
         accumulated = f" x {self.micro_batches} accumulated" if self.micro_batches > 1 else ""

@@ -10,9 +10,9 @@ def count(number: float, unit: str = "") -> str:
     return f"{number:,.0f} {unit}".strip()
 
 
-def plural(number: float, unit: str) -> str:
-    """`1 worker`, `2 workers`, `0.5 epochs`."""
-    return f"{number:,g} {unit}" if number == 1 else f"{number:,g} {unit}s"
+def plural(number: float, unit: str, units: str | None = None) -> str:
+    """`1 worker`, `2 workers`, `0.5 epochs`; `units` where an s is not enough."""
+    return f"{number:,g} {unit}" if number == 1 else f"{number:,g} {units or unit + 's'}"
 
 
 def percent(share: float, digits: int = 0) -> str:
