@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 import time
 from contextlib import closing
@@ -9,9 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from manyhands.errors import InterruptedRunError
 from manyhands.place import Place
 from manyhands.spec import RunSpec
 from manyhands.station import Station, own_state, threads_of
+from manyhands.stopping import Stop
 from manyhands.strategies.base import Votes
 
 WARM_UP = 3  # steps that say nothing: memory is fetched, kernels are chosen
@@ -47,26 +50,35 @@ def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
         return Rehearsal(state, losses, len(norms), len(dropouts)) if place.rank == 0 else None
 
 
-def measure(place: Place, spec: RunSpec, seconds: float) -> float:
-    """Samples a second, from the median step of about this much time."""
-    with own_state(threads_of(spec, place)), closing(Station(place, spec)) as station:
+def measure(place: Place, spec: RunSpec, seconds: float) -> float | None:
+    """Samples a second, from the median step of about this much time; None if all were asked to stop.
+
+    Then rank 0 raises it.
+    """
+    leads = place.rank == 0
+    with own_state(threads_of(spec, place)), Stop() as stop, closing(Station(place, spec)) as station:
         times: list[float] = []
+
+        def asked() -> int | None:
+            # what the parent says may reach another rank first, and rank 0 could not name the signal
+            return stop.signal or (place.line.stop if leads else None)
+
+        def votes() -> Votes:
+            over = leads and len(times) > 2 * WARM_UP and time.perf_counter() - began >= seconds
+            return Votes(stop=asked() is not None, over=over)
+
         station.begin()
         with closing(station.feed.read(0)) as reader:
             began = before = time.perf_counter()
             over = False
             while not over:
                 batch = next(reader)
-                step = station.worker.step(
-                    batch.micro_batches,
-                    batch.size,
-                    0.0,  # nothing is learned, so that no rate can make it diverge
-                    lambda: Votes(
-                        over=place.rank == 0
-                        and len(times) > 2 * WARM_UP
-                        and time.perf_counter() - began >= seconds
-                    ),
-                )
+                # nothing is learned, so that no rate can make it diverge
+                step = station.worker.step(batch.micro_batches, batch.size, 0.0, votes)
+                if step.votes.stop:
+                    if leads:
+                        raise interrupted(asked() or signal.SIGTERM)
+                    return None
                 now = time.perf_counter()
                 times.append(now - before)
                 before, over = now, step.votes.over
@@ -75,10 +87,21 @@ def measure(place: Place, spec: RunSpec, seconds: float) -> float:
         return spec.batch / statistics.median(times[WARM_UP:])
 
 
-def measure_each(place: Place, specs: list[RunSpec], rounds: int, seconds: float) -> list[float]:
+def measure_each(place: Place, specs: list[RunSpec], rounds: int, seconds: float) -> list[float] | None:
     """The same for several specs, in turn, in one gang; the best of the rounds."""
     best = [0.0] * len(specs)
     for _ in range(rounds):
         for number, spec in enumerate(specs):
-            best[number] = max(best[number], measure(place, spec, seconds))
+            rate = measure(place, spec, seconds)
+            if rate is None:
+                return None
+            best[number] = max(best[number], rate)
     return best
+
+
+def interrupted(number: int) -> InterruptedRunError:
+    """What a signal during a measurement comes to."""
+    name = signal.Signals(number).name
+    return InterruptedRunError(
+        f"interrupted by {name} while speeds were measured, before the run began", number
+    )

@@ -15,6 +15,7 @@ from manyhands.errors import UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
+from manyhands.memory import folder as offload_folder
 from manyhands.recipes import RECIPES
 from manyhands.record import Observer, RunRecord
 from manyhands.spec import RunSpec
@@ -99,8 +100,6 @@ def run(
 ) -> RunRecord:
     """Carry out a spec in a folder of its own (or continue it there) and return the record."""
     check(spec)
-    if spec.offload != "none":
-        allocator.huge_pages()
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
 
@@ -129,8 +128,6 @@ def resume_folder(
     settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
     spec = stored.replace(**settings)
     check(spec)
-    if spec.offload != "none":
-        allocator.huge_pages()
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
 
@@ -156,10 +153,14 @@ def check(spec: RunSpec) -> None:
     faults.from_environment()
     faults.slowness(0)
     check_arrangement(spec)
+    if spec.offload != "none" and spec.offload_to is not None:
+        offload_folder.choose(spec.offload_to)
 
 
 def _launcher(spec: RunSpec) -> Launcher:
     """The spec's launcher; one that starts processes begins to, while this one looks at the data."""
+    if spec.offload != "none":  # before they load torch
+        allocator.huge_pages()
     launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
     launcher.warm_up()
     return launcher
@@ -205,11 +206,17 @@ def _carry_out(
             observer.notice(text)
 
     with ExitStack() as stack:
+        new = not folder.path.exists()
         stack.enter_context(folder.claimed())
         for observer in observers:
             stack.callback(observer.close)
         accept = frozenset[str]()
-        spec = _in_micro_batches(spec, folder.spec() if resume else None, notice)
+        try:
+            spec = _in_micro_batches(spec, folder.spec() if resume else None, notice)
+        except BaseException:  # such as Ctrl-C: a folder without a run would be in the way of the next one
+            if new:
+                folder.vanish()
+            raise
         if resume:
             before = folder.spec()
             if (changes := before.differences(spec)) and not allow_changes:

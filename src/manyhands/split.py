@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from manyhands import axes, environment, words
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Launcher
 from manyhands.spec import RunSpec
+from manyhands.stopping import Stop
 
 ROUNDS, SECONDS = 2, 1.0  # each split is tried this often, in turn, for so long
 BRIEFLY = 0.4  # seconds for each number of micro-batches
@@ -41,7 +42,7 @@ def choose(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
     rates = [0.0] * len(found)
     for _ in range(ROUNDS if len(found) > 1 else 0):
         for number, split in enumerate(found):
-            rate = launcher.launch(measure, split.workers, placed(spec, split), SECONDS)[0]
+            rate = _measured(launcher, measure, split.workers, placed(spec, split), SECONDS)
             rates[number] = max(rates[number], rate)
     measured = [split._replace(samples_per_second=rate) for split, rate in zip(found, rates, strict=True)]
     best = max(measured, key=lambda split: split.samples_per_second)
@@ -63,15 +64,27 @@ def with_micro_batches(spec: RunSpec, unit: str, say: Callable[[str], None]) -> 
     specs = [_in_parts(spec, count) for count in counts]
     if spec.launcher != "local":  # whose ranks are there for the run only
         chosen = specs[min(len(specs) - 1, 3)]
-        say(f"{words.plural(chosen.micro_batches, 'part')} of each batch; --micro-batches says otherwise")
+        parts = words.plural(chosen.micro_batches, "micro-batch", "micro-batches")
+        say(f"{parts} a batch; --micro-batches says otherwise")
         return chosen
     launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
-    found: list[float] = launcher.launch(measure_each, spec.ranks, specs, ROUNDS, BRIEFLY)[0]
+    found: list[float] = _measured(launcher, measure_each, spec.ranks, specs, ROUNDS, BRIEFLY)
     rates = dict(zip(counts, found, strict=True))
     best = max(counts, key=lambda count: rates[count])
     tried = ", ".join(f"{count}: {words.rate(rates[count], unit)}" for count in counts)
     say(f"micro-batches {tried}: taking {best}")
     return specs[counts.index(best)]
+
+
+def _measured(launcher: Launcher, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
+    """What rank 0 found; a signal is heard also while the workers come and go."""
+    from manyhands.rehearsal import interrupted
+
+    with Stop() as stop:
+        found = launcher.launch(function, ranks, *arguments)[0]
+    if stop.signal is not None:
+        raise interrupted(stop.signal)
+    return found
 
 
 def _in_parts(spec: RunSpec, count: int) -> RunSpec:

@@ -11,7 +11,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """While entered, the first signal is noted in `signal`; a second one interrupts at once."""
+    """While entered, the first signal is noted in `signal`; a second one interrupts at once.
+
+    One that is entered around another learns what that one noted.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -28,6 +31,8 @@ class Stop:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+            if isinstance(outer := getattr(handler, "__self__", None), Stop):
+                outer.signal = outer.signal or self.signal
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

@@ -61,6 +61,15 @@ def alive(marker: str) -> list[str]:
     return found
 
 
+def nobody_stays(marker: str) -> None:
+    """What a process had started leaves soon after it."""
+    for _ in range(100):
+        if not alive(marker):
+            break
+        time.sleep(0.05)
+    assert alive(marker) == [], "workers outlived their parent"
+
+
 @pytest.mark.slow
 def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., Answer]) -> None:
     """`manyhands train --workers 2`, torchrun, mpirun, and the mpi launcher."""
@@ -136,11 +145,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints = Checkpoints(folder / "killed/checkpoints", "")
     child.wait_until(lambda: len(checkpoints.paths()) >= 2)
     child.kill()
-    for _ in range(100):
-        if not alive(folder.name):
-            break
-        time.sleep(0.05)
-    assert alive(folder.name) == [], "workers outlived their parent"
+    nobody_stays(folder.name)
     return folder
 
 
@@ -233,6 +238,36 @@ def test_ctrl_c_in_a_terminal(here: Path) -> None:
     assert err.count("error:") == 1
     assert "error: interrupted by SIGINT at step" in err
     assert alive(here.name) == []
+
+
+# A file appears with the first step, and the first step is one that is measured.
+MARKED = """
+import torch, manyhands as mh
+from pathlib import Path
+from torch import nn
+
+def loss(outputs, targets):
+    Path("measuring").touch()
+    return nn.functional.cross_entropy(outputs, targets)
+
+def marked() -> mh.Task:
+    data = mh.ArrayData(torch.zeros(512, 3), torch.zeros(512).long())
+    network = lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return mh.Task(name="marked", model=network, train=data, test=data, loss=loss, target=1)
+"""
+
+
+@pytest.mark.parametrize("words", [["--strategy", "pipeline", "--workers", "2"], ["--workers", "auto"]])
+def test_ctrl_c_while_speeds_are_measured(here: Path, words: list[str]) -> None:
+    """There is no run yet, and none is begun."""
+    (here / "own.py").write_text(MARKED)
+    child = Child("train", "own.py:marked", "--batch", "256", *words, "--out", "run", folder=here)
+    child.wait_until((here / "measuring").exists)
+    child.send(signal.SIGINT)
+    assert child.end() == 130
+    assert child.said == ("error: interrupted by SIGINT while speeds were measured, before the run began\n")
+    assert not (here / "run").exists()
+    nobody_stays(here.name)
 
 
 def test_the_time_is_over_for_all_at_once(here: Path) -> None:
