@@ -362,6 +362,15 @@ TABLE = {
         "train digits-mlp --offload some",
         "offload should be 'none', 'all', 'conv' or 'auto', got 'some'",
     ),
+    "activations to nowhere": (
+        "train digits-mlp --offload all --offload-to nowhere",
+        "offload_to nowhere is no folder: make it, or name another with --offload-to",
+    ),
+    "activations from memory to memory": (
+        "train digits-mlp --memory 2GB --offload-to /dev/shm",
+        "offload_to /dev/shm is memory itself (tmpfs), so nothing would be gained: name a folder on another "
+        "disk with --offload-to",
+    ),
     "verify more stages than blocks": (
         "verify digits-mlp --strategy pipeline --workers 5",
         "digits-mlp has 4 blocks and cannot be cut into 5 stages",
