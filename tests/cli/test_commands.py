@@ -129,9 +129,32 @@ class TestList:
 
     def test_the_options_of_a_member(self, typed: Callable[..., Answer]) -> None:
         answer = typed("list", "mnist-cnn")
-        assert answer.out.splitlines()[1].split() == ["--set", "width=", "float", ">", "0,", "default", "1.0"]
+        assert answer.out.splitlines()[1].split() == [
+            "--set",
+            "width=",
+            "number",
+            ">",
+            "0,",
+            "default",
+            "1.0",
+        ]
         recipe = json.loads(typed("list", "large-batch", "--json").out)
         assert "recipe.warmup" in [option["option"] for option in recipe["options"]]
+
+    def test_types_are_for_people_and_for_programs(self, typed: Callable[..., Answer]) -> None:
+        """Every kind of option there is, in words; a program gets the types of Python."""
+        said = [line.split("=", 1)[1].strip() for line in typed("list", "pipeline").out.splitlines()[1:]]
+        assert said == [
+            "whole number or none, default none",
+            "whole number or none, default none",
+            "gpipe | 1f1b, default 1f1b",
+            "true or false, default false",
+            "whole numbers, default none",
+        ]
+        assert "  numbers, default 0.333,0.667,0.889\n" in typed("list", "large-batch").out
+        assert "  whole number or text, default 16\n" in typed("list", "average").out
+        options = json.loads(typed("list", "pipeline", "--json").out)["options"]
+        assert options[-1] == {"option": "strategy.cut", "type": "tuple[int, ...]", "default": []}
 
 
 class TestShow:

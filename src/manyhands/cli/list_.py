@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, get_origin
 
 import typer
 
@@ -79,12 +80,11 @@ def _print_member(name: str, json: bool) -> None:
     else:
         raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES, *STRATEGIES])
     rows = [
-        (f"{prefix}{option.name}", _type(option.type), option.default)
-        for option in axes.options(builder).values()
+        (f"{prefix}{option.name}", option.type, option.default) for option in axes.options(builder).values()
     ]
     about = [STRATEGIES[name].says] if name in STRATEGIES else (builder.__doc__ or "").strip().splitlines()
     if json:
-        fields = [{"option": key, "type": kind, "default": default} for key, kind, default in rows]
+        fields = [{"option": key, "type": _type(kind), "default": default} for key, kind, default in rows]
         print(
             json_format.dumps({"name": name, "says": about[0] if about else "", "options": fields}, indent=2)
         )
@@ -94,7 +94,7 @@ def _print_member(name: str, json: bool) -> None:
     if not rows:
         print("  (no options)")
     for key, kind, default in rows:
-        print(f"  --set {key + '=':<{width + 1}}  {kind}, default {_default(default)}")
+        print(f"  --set {key + '=':<{width + 1}}  {_said(kind)}, default {_default(default)}")
 
 
 def _limit(limit: Any) -> str:
@@ -104,15 +104,43 @@ def _limit(limit: Any) -> str:
 
 
 def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
-        return ",".join(f"{part:.3g}" for part in value)
+        return ",".join(f"{part:.3g}" for part in value) or "none"
     return "none" if value in (None, "") else str(value)
 
 
+# one of it, and several with commas between them
+_WORDS = {
+    int: ("whole number", "whole numbers"),
+    float: ("number", "numbers"),
+    bool: ("true or false", ""),
+    str: ("text", "texts"),
+    type(None): ("none", ""),
+}
+
+
+def _said(kind: Any) -> str:
+    """A type as a person reads it: `whole number >= 1`, `number or none`, `whole numbers`."""
+    if hasattr(kind, "__metadata__"):
+        return f"{_said(kind.__origin__)} {_limits(kind)}"
+    if isinstance(kind, UnionType):
+        return " or ".join(map(_said, kind.__args__))
+    if get_origin(kind) is tuple:
+        return _WORDS[kind.__args__[0]][1]
+    return _WORDS[kind][0] if kind in _WORDS else _type(kind)
+
+
 def _type(kind: Any) -> str:
+    """The same as a program reads it."""
     if hasattr(kind, "__metadata__"):  # Annotated: the type, then what it allows
-        return f"{_type(kind.__origin__)} {', '.join(map(_limit, kind.__metadata__))}"
+        return f"{_type(kind.__origin__)} {_limits(kind)}"
     choices = getattr(kind, "__args__", ())
     if str(kind).startswith("typing.Literal"):
         return " | ".join(map(str, choices))
     return str(getattr(kind, "__name__", kind) if isinstance(kind, type) else kind).replace("typing.", "")
+
+
+def _limits(kind: Any) -> str:
+    return ", ".join(map(_limit, kind.__metadata__))
