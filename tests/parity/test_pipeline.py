@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -639,6 +639,21 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
     for inside, settled in group.run(work):
         close(inside, expected)
         equal(settled, inside)
+
+
+def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stages share no memory: the model to make it whole, then only what the optimisers remember."""
+    sent: list[list[str]] = []
+    send = Apart._everybodys
+
+    def noted(self: Apart, own: Mapping[str, Tensor]) -> State:
+        sent.append(list(own))
+        return send(self, own)
+
+    monkeypatch.setattr(Apart, "_everybodys", noted)
+    [found, _] = together(Plan(hosts="ab"), plain, ADAMW, batches((13,)))
+    names = sorted(name if name.startswith("optimizer/") else f"model/{name}" for own in sent for name in own)
+    assert names == sorted(found.state)
 
 
 def test_what_any_worker_votes_for_happens_at_all() -> None:

@@ -105,7 +105,8 @@ class Apart:
         with self.whole(model):
             packed = state.pack(model, optimizer)
         whole = {name: tensor for name, tensor in packed.items() if name.startswith("model/")}
-        own = {name: tensor for name, tensor in packed.items() if name.split("/", 2)[-1] in self._own}
+        memory = {name: tensor for name, tensor in packed.items() if name.startswith("optimizer/")}
+        own = {name: tensor for name, tensor in memory.items() if name.split("/", 2)[-1] in self._own}
         return {**whole, **self._everybodys(own)}
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
