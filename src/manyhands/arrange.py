@@ -106,6 +106,7 @@ def check_arrangement(spec: RunSpec) -> None:
                 f"mpirun -n {spec.ranks} manyhands train ..."
             )
     _check_strategy(spec)
+    _check_noise_scale(spec)
     if transport == "shm" and spec.device == "cuda":
         raise UsageError("transport shm shares main memory, not a GPU's: with --device cuda use torch")
     if spec.restarts and launcher not in ("local", "mpi"):
@@ -153,6 +154,21 @@ def _check_strategy(spec: RunSpec) -> None:
         raise UsageError(
             f"--sync-batchnorm needs workers that see the whole model and step together: use allreduce, not "
             f"{spec.strategy}"
+        )
+
+
+def _check_noise_scale(spec: RunSpec) -> None:
+    if not spec.noise_scale:
+        return
+    if spec.strategy not in ("single", "allreduce"):
+        raise UsageError(
+            "--noise-scale compares gradients of parts of a batch with the whole, which single and allreduce "
+            f"see, not {spec.strategy}"
+        )
+    if spec.workers * spec.accumulate == 1:
+        raise UsageError(
+            "--noise-scale compares gradients of parts of a batch with the whole, but here a batch is one "
+            "part: use --accumulate 2, or more workers"
         )
 
 

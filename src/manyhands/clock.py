@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import NamedTuple
 
 PHASES = (
     "data",
@@ -20,6 +21,14 @@ PHASES = (
 ASIDE = ("evaluation", "checkpoint")  # real time, but not training
 
 
+class Span(NamedTuple):
+    """A stretch of time in one phase, in seconds."""
+
+    phase: str
+    begin: float
+    end: float
+
+
 class Clock:
     """Charges time to the current phase; entering a phase inside another one pauses the outer.
 
@@ -32,6 +41,7 @@ class Clock:
         self._lap = dict(self.totals)
         self._synchronize = synchronize
         self.note: Callable[[], None] | None = None  # told of every change of phase
+        self.trace: list[Span] | None = None  # where every stretch is kept while somebody wants them
         self.switches = 0  # a clock whose count stands still belongs to a worker that is stuck
         self._current = "other"
         self._since = time.perf_counter()
@@ -81,6 +91,8 @@ class Clock:
         now = time.perf_counter()
         before = self._current
         self.totals[before] += now - self._since
+        if self.trace is not None:
+            self.trace.append(Span(before, self._since, now))
         self._current, self._since = name, now
         self.switches += 1
         if self.note is not None:

@@ -21,6 +21,7 @@ from manyhands.data.base import Request
 from manyhands.errors import DivergedError
 from manyhands.feed import examine
 from manyhands.ledger import Claim, Kind, Stage, Update
+from manyhands.pace import WARM_UP, Pacer
 from manyhands.record import Share
 from manyhands.strategies.base import Votes
 from manyhands.strategies.free import FreeWorker
@@ -57,14 +58,18 @@ class FreeTrainer(Course):
 
     def work(self) -> None:
         """Do what there is to do."""
+        self.pacer.begin(0)
         if not self.worker.trains:
             self.worker.serve(self.count)
             return
+        done = 0
         while (claim := self.next()).kind is not Kind.OVER:
             if claim.kind is Kind.TRAIN:
                 batches = self.feed.piece(claim.start, claim.size)
                 self.worker.step(batches, claim, self.schedule(claim.start))
                 self.count()
+                done += claim.size
+                self.pacer.stepped(done)
             else:
                 with self.clock.phase("evaluation"):
                     samples = np.arange(claim.start, claim.start + claim.size, dtype=np.int64)
@@ -97,6 +102,8 @@ class Keeper:
         self._gone: frozenset[int] = frozenset()
         self._reached = 0.0  # training time at the fence
         self.staleness: Counter[int] = Counter()  # of the updates
+        # of all workers together: each has its first steps
+        self.pacer = Pacer(trainer.clock, WARM_UP * trainer.spec.workers, traced=0)
         self.lost: list[str] = []  # workers
 
     @property
@@ -107,6 +114,7 @@ class Keeper:
     def start(self) -> None:
         """Let the others begin, if there is anything left to do."""
         self.ending = self._trainer.ending(self._here, Votes())
+        self.pacer.begin(self._here.samples)
         with self._worker.lock():
             self._ledger.begin(self._here.samples, self._here.step)
             if self.ending is not None:
@@ -149,6 +157,9 @@ class Keeper:
             with self._worker.lock():
                 self._ledger.end()
             self.failure = diverged(here, update.lr)
+            return
+        self._trainer.noted(here.loss)
+        self.pacer.stepped(here.samples)
 
     def _tell(self, test_loss: float | None) -> None:
         if self._pending is None:
@@ -177,8 +188,9 @@ class Keeper:
         if not self._worker.trains:
             trainer.clock.switch("other")
         score, loss = self._ledger.sums
-        trainer.judge(here, score / self._tests, self._reached)
-        self._leave(trainer.ending(here, trainer.votes()), loss / self._tests)
+        test_loss = loss / self._tests
+        trainer.judge(here, score / self._tests, test_loss, self._reached)
+        self._leave(trainer.ending(here, trainer.votes()), test_loss)
 
     def _leave(self, ending: Ending | None, test_loss: float | None) -> None:
         """Save if it is time to, and go on to the next fence, or home."""

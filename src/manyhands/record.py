@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from manyhands.clock import Span
 from manyhands.environment import Environment
 from manyhands.spec import RunSpec
 
@@ -121,14 +122,6 @@ class Noise(BaseModel):
         return self.spread / self.gradient if self.gradient > 0 and self.spread > 0 else None
 
 
-class Span(NamedTuple):
-    """A stretch of a rank's time in one phase, in seconds from the beginning of what is shown."""
-
-    phase: str
-    begin: float
-    end: float
-
-
 class RunRecord(BaseModel):
     """One run, finished or not: the content of result.json."""
 
@@ -170,7 +163,7 @@ class RunRecord(BaseModel):
     memory: list[int] = []  # of every rank, before the first checkpoint was put together
     pace: list[Pace | None] = []  # of every rank; none where it made too few steps
     steady_samples_per_second: float | None = None  # of this sitting, the first steps left out
-    timeline: list[list[Span]] = []  # what every rank did in one typical step, or while a few were made
+    timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; begins at 0
     noise: Noise | None = None  # where it was asked for
     choices: dict[str, Any] = {}  # what a strategy chose by itself, such as where the model is cut
     resumed: int  # how often

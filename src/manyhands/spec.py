@@ -48,6 +48,7 @@ class RunSpec(BaseModel):
     offload: Literal["none", "all", "conv", "auto"] = "none"  # which activations leave the device meanwhile
     memory: int | None = None  # bytes that a worker may use in all, where offload is auto
     offload_to: str | None = None  # the folder for what is moved to disk
+    noise_scale: bool = False  # compare gradients of parts of a batch with the whole
     device: Literal["auto", "cpu", "cuda"] = "auto"
     checkpoint_every: float = 60.0  # seconds; 0 is after every step
     keep: int = 3  # checkpoints
@@ -62,7 +63,16 @@ class RunSpec(BaseModel):
     # nor does who computes it, beyond rounding: a part of the id, so that a study can tell runs apart, but
     # free to change on resume, and the sample sequence goes on (law 6).
     placement: ClassVar[frozenset[str]] = frozenset(
-        {"strategy", "strategy_options", "transport", "workers", "threads", "offload", "memory"}
+        {
+            "strategy",
+            "strategy_options",
+            "transport",
+            "workers",
+            "threads",
+            "offload",
+            "memory",
+            "noise_scale",
+        }
     )
 
     @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")

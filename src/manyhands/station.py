@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from manyhands import axes, environment, faults
 from manyhands.allocator import kept_memory
@@ -20,7 +21,9 @@ from manyhands.clock import Clock
 from manyhands.data.base import Batch, Request
 from manyhands.data.order import Order, Share, key
 from manyhands.drills import DrilledCompute, DrilledDataset, SlowedCompute
+from manyhands.errors import UsageError
 from manyhands.feed import Feed
+from manyhands.gauge import Gauge, Gauged
 from manyhands.place import NOTE, Place, Status
 from manyhands.resolve import choose_device, make_recipe
 from manyhands.spec import RunSpec
@@ -51,6 +54,7 @@ class Station:
         # what the strategy and the memory chose by themselves, or did the last time
         self.choices: dict[str, Any] = dict(choices or {})
         self.memory: Offload | None = None
+        self.gauge = Gauge()
         self._steps = 0
         self.device = choose_device(spec.device, place.local_rank)
         dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -137,7 +141,7 @@ class Station:
         setup = Setup(
             model,
             self.recipe,
-            self._compute(),
+            self._gauged(self._compute(), model),
             self.transport,
             spec.sync_batchnorm,
             options.build(spec.strategy, spec.strategy_options),
@@ -169,6 +173,14 @@ class Station:
         if self._fault is None:
             return Timed(compute, self.clock)
         return DrilledCompute(compute, self.clock, self._due("backward"), self._fault)
+
+    def _gauged(self, compute: Compute, model: nn.Module) -> Compute:
+        """Told of every gradient, where somebody asked how noisy they are."""
+        if not self.spec.noise_scale:
+            return compute
+        if self.device.type == "cuda" and self.spec.workers > 1:
+            raise UsageError("--noise-scale looks at gradients that torch's DDP keeps to itself on CUDA")
+        return Gauged(compute, model, self.transport, self.gauge)
 
     def _due(self, where: faults.Where) -> Callable[[], bool]:
         fault = self._fault

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from manyhands.clock import Clock
 from manyhands.errors import DivergedError
 from manyhands.feed import Feed, evaluate
-from manyhands.record import Observer, StepRecord
+from manyhands.gauge import Gauge
+from manyhands.pace import Pacer
+from manyhands.record import Evaluation, Observer, StepRecord
 from manyhands.spec import RunSpec
 from manyhands.strategies.base import Votes, Worker
 from manyhands.transports.base import Transport
@@ -30,7 +32,9 @@ class Position:
     best_metric: float | None = None
     target_samples: int | None = None
     target_seconds: float | None = None
+    target_steps: int | None = None
     resumed: int = 0
+    curve: list[dict[str, Any]] = field(default_factory=list)  # an Evaluation each
 
 
 @dataclass(kw_only=True)
@@ -45,7 +49,13 @@ class Course:
     save: Callable[[Position], None]
     asked_to_stop: Callable[[], bool]
     leads: bool  # rank 0's clock is everybody's
+    pacer: Pacer = field(init=False)
+    gauge: Gauge = field(default_factory=Gauge)
     _saved: float = field(default=0.0, init=False)
+    _losses: list[float] = field(default_factory=list, init=False)  # since the last evaluation
+
+    def __post_init__(self) -> None:
+        self.pacer = Pacer(self.clock)
 
     def votes(self) -> Votes:
         """What this worker would like; rank 0's clock is everybody's."""
@@ -82,8 +92,13 @@ class Course:
         """The time to the next checkpoint begins now."""
         self._saved = self.clock.seconds
 
-    def judge(self, here: Position, score: float, seconds: float) -> None:
-        """Note a metric that was reached after so much training time."""
+    def noted(self, loss: float) -> None:
+        """A step with this loss."""
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def judge(self, here: Position, score: float, test_loss: float, seconds: float) -> None:
+        """Note what the test set said after so much training time."""
         metric, target = self.feed.task.metric, self.spec.target
         assert target is not None
         here.metric = score
@@ -91,6 +106,18 @@ class Course:
             here.best_metric = here.metric
         if here.target_samples is None and metric.reached(here.metric, target):
             here.target_samples, here.target_seconds = here.samples, seconds
+            here.target_steps = here.step
+        point = Evaluation(
+            step=here.step,
+            samples=here.samples,
+            seconds=round(seconds, 6),
+            loss=sum(self._losses) / len(self._losses) if self._losses else None,
+            metric=score if math.isfinite(score) else None,
+            test_loss=test_loss if math.isfinite(test_loss) else None,
+            noise=self.gauge.since(),
+        )
+        here.curve.append(point.model_dump(exclude_none=True))
+        self._losses.clear()
 
     def tell(
         self,
@@ -136,6 +163,7 @@ class Trainer(Course):
         """Train from here until something ends it, and say what."""
         self.saved()
         ending = self.ending(here, Votes())
+        self.pacer.begin(here.samples)
         with closing(self.feed.read(here.samples)) as reader:
             while ending is None:
                 batch = next(reader)
@@ -144,6 +172,7 @@ class Trainer(Course):
                 here.step, here.samples = here.step + 1, here.samples + batch.size
                 if shared and not math.isfinite(here.loss):
                     raise diverged(here, lr)
+                self.noted(here.loss)
                 ending = self.ending(here, votes)
                 test_loss = None
                 if ending == "finished" or self.milestone(here.samples, batch.size):
@@ -159,6 +188,7 @@ class Trainer(Course):
                     with self.clock.phase("checkpoint"):
                         self.save(here)
                     self.saved()
+                self.pacer.stepped(here.samples)
         return ending
 
     def evaluate(self, here: Position) -> float:
@@ -166,7 +196,7 @@ class Trainer(Course):
         seconds = self.clock.training_seconds
         with self.clock.phase("evaluation"), self.worker.whole():
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
-        self.judge(here, score, seconds)
+        self.judge(here, score, loss, seconds)
         return loss
 
 

@@ -18,14 +18,25 @@ from torch import Tensor
 
 from manyhands import environment
 from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
-from manyhands.clock import training_phases
+from manyhands.clock import Span, training_phases
 from manyhands.data.order import key
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError
 from manyhands.files import write_atomically
 from manyhands.folder import Journal, RunFolder
 from manyhands.free_trainer import FreeTrainer
+from manyhands.pace import timeline
 from manyhands.place import Line, Place
-from manyhands.record import Observer, OneWorker, RunRecord, Share, Start, Status, StepRecord
+from manyhands.record import (
+    Evaluation,
+    Observer,
+    OneWorker,
+    Pace,
+    RunRecord,
+    Share,
+    Start,
+    Status,
+    StepRecord,
+)
 from manyhands.spec import RunSpec
 from manyhands.station import Station, own_state, seed, threads_of
 from manyhands.stopping import Stop
@@ -86,6 +97,8 @@ class Report(NamedTuple):
     memory: int  # before the first checkpoint
     traffic: dict[str, dict[str, float]]
     share: Share
+    pace: Pace | None
+    traced: list[list[Span]]
 
 
 class Session:
@@ -122,6 +135,7 @@ class Session:
             "asked_to_stop": lambda: self._signal is not None,
             "leads": self.leads,
             "worker": station.worker,
+            "gauge": station.gauge,
         }
         self.trainer: Trainer | FreeTrainer = (
             FreeTrainer(**course, gone=lambda: place.line.gone, count=station.count)
@@ -295,7 +309,10 @@ class Session:
         traffic = {name: asdict(each) for name, each in self.station.traffic.traffic.items()}
         share = Share(samples=self.feed.read_so_far, steps=here.step)
         peak = environment.peak_memory()
-        mine = Report(self.clock.stopped(), peak, self._memory or peak, traffic, share)
+        pacer = self.trainer.pacer
+        mine = Report(
+            self.clock.stopped(), peak, self._memory or peak, traffic, share, pacer.pace, pacer.traced
+        )
         reports: list[Report | None] = self.place.line.exchange(mine)
         if not self.leads:
             return None
@@ -327,6 +344,8 @@ class Session:
             target=start.target,
             target_samples=here.target_samples,
             target_seconds=here.target_seconds,
+            target_steps=here.target_steps,
+            curve=[Evaluation(**point) for point in here.curve],
             phases=[report.phases if report else {} for report in reports],
             traffic=[report.traffic if report else {} for report in reports],
             hosts=list(self.place.hosts),
@@ -335,6 +354,14 @@ class Session:
             lost=keeper.lost if keeper else [],
             peak_memory=max(report.peak_memory for report in known),
             memory=[report.memory if report else 0 for report in reports],
+            pace=[report.pace if report else None for report in reports],
+            steady_samples_per_second=(keeper.pacer if keeper else pacer).samples_per_second,
+            timeline=timeline(
+                [report.traced if report else [] for report in reports],
+                list(self.place.hosts),
+                together=keeper is None,
+            ),
+            noise=self.station.gauge.noise,
             choices=self.station.choices,
             resumed=here.resumed,
             environment=self.environment,

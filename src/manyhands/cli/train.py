@@ -128,6 +128,10 @@ def train(
         bool | None,
         typer.Option("--sync-batchnorm", help="Batch norm over the global batch, not a worker's share."),
     ] = None,
+    noise_scale: Annotated[
+        bool | None,
+        typer.Option("--noise-scale", help="Measure the noise of gradients, and with it the critical batch."),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64. [default: float32]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda. [default: auto]")] = None,
     epochs: Annotated[
@@ -208,6 +212,7 @@ def train(
         "transport": transport,
         "launcher": launcher,
         "sync_batchnorm": sync_batchnorm,
+        "noise_scale": noise_scale,
         "timeout": timeout,
         "restarts": restarts,
         "threads": threads,

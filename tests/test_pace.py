@@ -1,0 +1,114 @@
+"""The pace of steps and the picture of one: from a clock that tests move by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyhands import clock as clocks
+from manyhands.clock import Clock, Span
+from manyhands.pace import TRACED, WARM_UP, Pacer, timeline
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is."""
+    time = [0.0]
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def _step(clock: Clock, now: list[float], forward: float, backward: float, evaluation: float = 0.0) -> None:
+    for phase, seconds in (("forward", forward), ("backward", backward), ("evaluation", evaluation)):
+        with clock.phase(phase):
+            now[0] += seconds
+
+
+def test_the_first_steps_do_not_count_and_phases_add_up(now: list[float]) -> None:
+    clock = Clock()
+    clock.start()
+    pacer = Pacer(clock)
+    pacer.begin(0)
+    for number in range(40):
+        slow = 10.0 if number < WARM_UP else 1.0
+        _step(clock, now, slow, 2 * slow, evaluation=100.0 if number % 8 == 0 else 0.0)
+        pacer.stepped(32 * (number + 1))
+    pace = pacer.pace
+    assert pace is not None
+    assert pace.steps == 40 - WARM_UP
+    assert pace.mean == pytest.approx(3.0)
+    assert pace.phases == {"forward": pytest.approx(1.0), "backward": pytest.approx(2.0)}
+    assert (pace.low, pace.median, pace.high) == (pytest.approx(3.0),) * 3
+    assert pacer.samples_per_second == pytest.approx(32 / 3)
+
+
+def test_a_short_sitting_leaves_fewer_out(now: list[float]) -> None:
+    clock = Clock()
+    clock.start()
+    pacer = Pacer(clock)
+    pacer.begin(100)
+    assert pacer.pace is None
+    assert pacer.samples_per_second is None
+    for number, seconds in enumerate((7.0, 1.0, 1.0, 1.0), 1):
+        _step(clock, now, seconds, 0.0)
+        pacer.stepped(100 + 10 * number)
+    assert pacer.pace is not None
+    assert (pacer.pace.steps, pacer.pace.mean) == (3, pytest.approx(1.0))
+    assert pacer.samples_per_second == pytest.approx(10.0)
+
+
+def test_a_resumed_clock_does_not_count_what_was_before(now: list[float]) -> None:
+    clock = Clock()
+    clock.start({"forward": 1000.0})
+    pacer = Pacer(clock)
+    pacer.begin(0)
+    for number in range(8):
+        _step(clock, now, 1.0, 0.0)
+        pacer.stepped(number + 1)
+    assert pacer.pace is not None
+    assert pacer.pace.phases == {"forward": pytest.approx(1.0)}
+
+
+def test_some_steps_are_traced_and_looking_at_the_clock_leaves_no_trace(now: list[float]) -> None:
+    clock = Clock()
+    clock.start()
+    pacer = Pacer(clock)
+    pacer.begin(0)
+    for number in range(WARM_UP + TRACED + 5):
+        with clock.phase("forward"):
+            now[0] += 1.0
+            clock.switch("forward")
+            now[0] += 1.0
+        _step(clock, now, 0.0, 3.0)
+        pacer.stepped(number)
+    assert clock.trace is None
+    assert len(pacer.traced) == TRACED
+    begin = 5.0 * WARM_UP
+    assert pacer.traced[0] == [
+        Span("forward", begin, begin + 2.0),
+        Span("backward", begin + 2.0, begin + 5.0),
+    ]
+
+
+def _spans(begin: float, length: float) -> list[Span]:
+    return [Span("forward", begin, begin + length)]
+
+
+def test_of_steps_made_together_the_one_of_median_length_is_shown() -> None:
+    first = [_spans(10.0, 3.0), _spans(20.0, 1.0), _spans(30.0, 2.0)]
+    other = [_spans(10.5, 1.0), _spans(20.5, 1.0), _spans(30.5, 1.0)]
+    shown = timeline([first, other], ["a", "a"], together=True)
+    assert shown == [[Span("forward", 0.0, 2.0)], [Span("forward", 0.5, 1.5)]]
+
+
+def test_clocks_of_two_hosts_begin_together() -> None:
+    shown = timeline([[_spans(10.0, 2.0)], [_spans(7000.0, 1.0)]], ["a", "b"], together=True)
+    assert shown == [[Span("forward", 0.0, 2.0)], [Span("forward", 0.0, 1.0)]]
+
+
+def test_of_free_workers_all_is_shown_and_a_server_does_no_steps() -> None:
+    shown = timeline(
+        [[], [_spans(1.0, 1.0), _spans(2.0, 1.0)], [_spans(1.5, 1.0)]], ["a"] * 3, together=False
+    )
+    assert [len(spans) for spans in shown] == [0, 2, 1]
+    assert shown[2][0].begin == 0.5
+    assert timeline([[], []], ["a", "a"], together=True) == []
