@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ settings.register_profile("manyhands", deadline=None, derandomize=bool(os.enviro
 settings.load_profile("manyhands")
 
 ROOT = Path(__file__).parents[1]
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # what mpirun wants to hear
 SHARED = ROOT.parent / "shared"
 
 
@@ -42,21 +43,26 @@ class Answer:
         self.code, self.out, self.err = code, out, err
 
 
+def called(command: Sequence[str | Path], cwd: Path, **environment: str) -> Answer:
+    """Run any command in a folder."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture
 def manyhands(tmp_path: Path) -> Callable[..., Answer]:
     """Run `manyhands ...` in a child, in an empty folder."""
 
     def call(*words: str, cwd: Path = tmp_path, **environment: str) -> Answer:
-        done = subprocess.run(
-            [sys.executable, "-m", "manyhands", *words],
-            cwd=cwd,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return called([sys.executable, "-m", "manyhands", *words], cwd, **environment)
 
     return call
 

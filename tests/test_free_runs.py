@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import manyhands as mh
+from conftest import AS_ROOT, called
 from manyhands import faults
 from manyhands.arrange import arrange
 from manyhands.checkpoint import Checkpoints
@@ -36,7 +36,6 @@ from manyhands.transports.threads import Group
 from manyhands.transports.wrap import Delayed
 
 BIN = Path(sys.executable).parent
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPI = find_spec("mpi4py") is not None and (BIN / "mpirun").exists()
 MOMENTUM = {"recipe": "constant", "recipe_options": {"lr": 0.05, "momentum": 0.9}}
 N = 1000  # points of the quadratic, 100 a batch
@@ -393,17 +392,9 @@ def test_a_server_by_messages_of_torch(here: Path) -> None:
 def by_mpirun(folder: Path, ranks: int, *words: str) -> RunRecord:
     """As the documentation says, and a machine with fewer cores than ranks must be told."""
     command = [BIN / "mpirun", "-n", f"{ranks}", "--map-by", ":OVERSUBSCRIBE", BIN / "manyhands", "train"]
-    done = subprocess.run(
-        [*command, *words, "--out", "run", "--json"],
-        cwd=folder,
-        env={**os.environ, **AS_ROOT},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return RunRecord.model_validate_json(done.stdout)
+    answer = called([*command, *words, "--out", "run", "--json"], folder, **AS_ROOT)
+    assert answer.code == 0, answer.err
+    return RunRecord.model_validate_json(answer.out)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import manyhands as mh
 from children import Child
-from conftest import Answer
+from conftest import AS_ROOT, Answer, called
 from manyhands import faults
 from manyhands.checkpoint import Checkpoints
 from manyhands.errors import InterruptedRunError, WorkerFailedError
@@ -31,7 +31,6 @@ from manyhands.spec import RunSpec
 from manyhands.testing.launchers import left_over
 
 BIN = Path(sys.executable).parent
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 SETTINGS = ["digits-mlp", "--epochs", "3", "--batch", "50"]  # 25 a worker, and a ragged end
 
 
@@ -90,16 +89,7 @@ def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., 
         if words[0] == "train":
             answer = typed(*words, *out)
         else:
-            done = subprocess.run(
-                [str(BIN / words[0]), *words[1:], *train, *out],
-                cwd=tmp_path,
-                env={**os.environ, **AS_ROOT},
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            answer = Answer(done.returncode, done.stdout, done.stderr)
+            answer = called([BIN / words[0], *words[1:], *train, *out], tmp_path, **AS_ROOT)
         assert answer.code == 0, (name, answer.err)
         record = RunRecord.model_validate_json(answer.out)  # one rank prints, and nothing else is printed
         assert len(record.phases) == len(record.traffic) == len(record.hosts) == 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -17,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import manyhands as mh
+from conftest import AS_ROOT, called
 from manyhands import faults
 from manyhands.errors import WorkerFailedError
 
 BIN = Path(sys.executable).parent
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 WORKER = r"worker 1 of 2 \(host \S+, pid \d+\) "
 OPERATION = r"in (barrier|all_reduce) \d+"
 FAULTS = {
@@ -129,16 +128,8 @@ def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> No
         "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "29521", *train],
         "mpirun": [str(BIN / "mpirun"), "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable, *train],
     }[starter]
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**os.environ, **AS_ROOT, faults.VARIABLE: script(fault)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
+    answer = called(words, tmp_path, **AS_ROOT, **{faults.VARIABLE: script(fault)})
+    assert answer.code != 0
     expected = {
         "raise": FAULTS["raise"],
         "SIGKILL": WORKER
@@ -146,7 +137,7 @@ def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> No
         + OPERATION,
         "hang:data": FAULTS["hang:data"],
     }[fault]
-    assert len(re.findall(rf"^error: {expected}$", done.stderr, re.MULTILINE)) == 1, done.stderr
+    assert len(re.findall(rf"^error: {expected}$", answer.err, re.MULTILINE)) == 1, answer.err
     assert left_behind(tmp_path) == []
 
 
@@ -154,18 +145,11 @@ def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> No
 def test_the_first_rank_dies_under_torchrun(tmp_path: Path) -> None:
     """Nobody looks after the others then; one of them still says what happened."""
     train = ["-m", "manyhands", "train", "quadratic", "--epochs", "10000"]
-    done = subprocess.run(
-        [str(BIN / "torchrun"), "--nproc-per-node", "3", "--master-port", "29523", *train],
-        cwd=tmp_path,
-        env={**os.environ, faults.VARIABLE: "SIGKILL@0:8"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
+    words = [BIN / "torchrun", "--nproc-per-node", "3", "--master-port", "29523", *train]
+    answer = called(words, tmp_path, **{faults.VARIABLE: "SIGKILL@0:8"})
+    assert answer.code != 0
     assert (
-        len(re.findall(r"^error: worker 0 of 3 \(host \S+, pid \d+\) was lost", done.stderr, re.MULTILINE))
+        len(re.findall(r"^error: worker 0 of 3 \(host \S+, pid \d+\) was lost", answer.err, re.MULTILINE))
         == 1
     )
     assert left_behind(tmp_path) == []

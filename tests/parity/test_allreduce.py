@@ -7,15 +7,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from manyhands.data.base import Batch, Request
-from manyhands.data.order import Share
+from manyhands.data.base import Batch
 from manyhands.errors import ManyhandsError
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
@@ -25,9 +23,25 @@ from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
 from manyhands.transports.threads import Group
+from parity.alike import (
+    CLASSES,
+    FEATURES,
+    Mixed,
+    Sometimes,
+    Sparse,
+    State,
+    Strided,
+    batches,
+    close,
+    copied,
+    equal,
+    make,
+    normed,
+    plain,
+    share,
+    tied_and_frozen,
+)
 
-State = dict[str, Tensor]
-FEATURES, CLASSES = 6, 3
 ADAM = constant(lr=0.01, optimizer="adam")
 ADAMW = constant(lr=0.01, optimizer="adamw", weight_decay=0.1)
 MOMENTUM = constant(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
@@ -43,79 +57,6 @@ RECIPES = {
 }
 
 
-def plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 37), nn.Tanh(), nn.Linear(37, CLASSES))
-
-
-def tied_and_frozen() -> nn.Module:
-    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, FEATURES), plain())
-    model[2].weight = model[0].weight
-    model[2].bias.requires_grad_(False)
-    return model
-
-
-class Sometimes(nn.Module):
-    """Branches that are used in some steps only, by some samples, or never; a scalar; odd registration."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.z_last = nn.Linear(FEATURES, CLASSES)
-        self.never = nn.Linear(3, 3)
-        self.rare = nn.Linear(FEATURES, CLASSES)
-        self.alone = nn.Parameter(torch.tensor(0.5))
-        self.a_first = nn.Linear(FEATURES, FEATURES)
-        self.register_buffer("constant", torch.rand(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.z_last(self.a_first(x).tanh()) * self.alone
-        odd = x[:, 0] > 1.0
-        if odd.any():  # at some workers in some steps
-            out = out + self.rare(x) * odd[:, None]
-        return out
-
-
-class Mixed(nn.Module):
-    """Parameters of two types."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, 5).double()
-        self.second = nn.Linear(5, CLASSES)
-        self.second.stays_float32 = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x).tanh().float()).double()
-        return out
-
-
-class Strided(nn.Module):
-    """Parameters whose memory is not in the order of their indices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.turned = nn.Parameter(torch.randn(CLASSES, 8).t())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x.view(-1, 1, 2, 3)).flatten(1) @ self.turned
-
-
-class Sparse(nn.Module):
-    """An embedding with sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Embedding(11, CLASSES, sparse=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.rows((x * 3).long().abs() % 11).sum(1)
-        return out
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES))
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": plain,
     "tied and frozen": tied_and_frozen,
@@ -123,31 +64,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mixed": Mixed,
     "strided": Strided,
 }
-
-
-def make(model: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(3)
-    made = model()
-    if not isinstance(made, Mixed):
-        made.double()
-    return made
-
-
-def batches(sizes: Sequence[int]) -> list[Batch]:
-    generator = torch.Generator().manual_seed(7)
-    return [
-        Batch(
-            torch.randn(size, FEATURES, dtype=torch.float64, generator=generator),
-            torch.randint(0, CLASSES, (size,), generator=generator),
-        )
-        for size in sizes
-    ]
-
-
-def share(batch: Batch, rank: int, workers: int, accumulate: int) -> list[Batch]:
-    whole = Request(0, np.arange(batch.size))
-    parts = [torch.from_numpy(part.samples.copy()) for part in Share(rank, workers, accumulate).of(whole)]
-    return [Batch(batch.inputs[part], batch.targets[part]) for part in parts]
 
 
 def drive(
@@ -159,8 +75,7 @@ def drive(
     for number, batch in enumerate(data):
         mine = share(batch, transport.rank, transport.size, accumulate)
         losses.append(worker.step(iter(mine), batch.size, lr=0.1 / (1 + number)).loss)
-    state = {name: tensor.detach().clone() for name, tensor in worker.state().items()}
-    return state, losses, worker.model
+    return copied(worker.state()), losses, worker.model
 
 
 def setup(model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, sync: bool = False) -> Setup:
@@ -195,16 +110,6 @@ def together(
         return drive(AllReduce(made), made.transport, data, accumulate, state)
 
     return group.run(work)
-
-
-def close(actual: State, expected: State, tolerance: float = 1e-11, skip: Sequence[str] = ()) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        if not name.endswith(tuple(skip) or ("\0",)):
-            assert actual[name].shape == tensor.shape, name
-            worst = (actual[name].double() - tensor.double()).abs().max().item() if tensor.numel() else 0.0
-            bound = 1e-5 if tensor.dtype == torch.float32 and tensor.dim() else tolerance
-            assert worst <= bound, f"{name} differs by {worst}"
 
 
 ONE_HOST, TWO_HOSTS = ("a", "a", "a"), ("a", "b", "a", "b")
@@ -355,7 +260,7 @@ def test_a_state_goes_on_with_any_number_of_workers(first: int, second: int, rec
         for number in (2, 3):
             mine = share(data[number], transport.rank, second, 1)
             worker.step(iter(mine), data[number].size, lr=0.1 / (1 + number))
-        return {name: tensor.clone() for name, tensor in worker.state().items()}
+        return copied(worker.state())
 
     for found in group.run(work):
         close(found, expected, 1e-9)
@@ -376,13 +281,12 @@ def test_the_same_workers_go_on_bit_for_bit() -> None:
             for number in (1, 2):
                 mine = share(data[number], transport.rank, 3, 1)
                 worker.step(iter(mine), data[number].size, lr=0.1 / (1 + number))
-            return {name: tensor.clone() for name, tensor in worker.state().items()}
+            return copied(worker.state())
 
         return group.run(work)
 
     for found in rest():
-        for name, tensor in whole[0][0].items():
-            assert torch.equal(found[name], tensor), name
+        equal(found, whole[0][0])
 
 
 def test_what_any_worker_votes_for_happens_at_all() -> None:
@@ -422,5 +326,4 @@ def test_workers_start_from_rank_0s_values() -> None:
         return dict(AllReduce(setups[transport.rank]).model.state_dict())
 
     for found in group.run(work):
-        for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor), name
+        equal(found, expected)

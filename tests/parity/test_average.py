@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from manyhands.data.base import Batch, Request
-from manyhands.data.order import Share
+from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.strategies.allreduce import AllReduce
@@ -28,10 +27,24 @@ from manyhands.tasks.quadratic import Displacement, points, stiffness
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
 from manyhands.transports.threads import Group
+from parity.alike import (
+    FEATURES,
+    Mixed,
+    Sometimes,
+    Sparse,
+    State,
+    Strided,
+    batches,
+    close,
+    copied,
+    make,
+    normed,
+    plain,
+    share,
+    tied_and_frozen,
+)
 
 Array = npt.NDArray[np.float64]
-State = dict[str, Tensor]
-FEATURES, CLASSES = 6, 3
 SGD = constant(lr=0.1)
 DECAYED = constant(lr=0.1, weight_decay=0.1)
 MOMENTUM = constant(lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -41,102 +54,7 @@ EVERY_STEP = AverageOptions(every=1)
 SIZES = (9, 10, 2, 7, 1, 8)  # uneven, and twice fewer samples than three workers
 
 
-# ---- models
-
-
-def plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 37), nn.Tanh(), nn.Linear(37, CLASSES))
-
-
-def tied_and_frozen() -> nn.Module:
-    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, FEATURES), plain())
-    model[2].weight = model[0].weight
-    model[2].bias.requires_grad_(False)
-    return model
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES))
-
-
-class Sometimes(nn.Module):
-    """Branches that some samples use or none; a scalar; a constant; odd registration."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.z_last = nn.Linear(FEATURES, CLASSES)
-        self.never = nn.Linear(3, 3)
-        self.rare = nn.Linear(FEATURES, CLASSES)
-        self.alone = nn.Parameter(torch.tensor(0.5))
-        self.register_buffer("constant", torch.rand(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.z_last(x.tanh()) * self.alone
-        odd = x[:, 0] > 1.0
-        return out + self.rare(x) * odd[:, None] if odd.any() else out
-
-
-class Mixed(nn.Module):
-    """Parameters of two types."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(FEATURES, 5).double()
-        self.second = nn.Linear(5, CLASSES).float()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x).tanh().float()).double()
-        return out
-
-
-class Strided(nn.Module):
-    """Parameters whose memory is not in the order of their indices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.turned = nn.Parameter(torch.randn(CLASSES, 8).t())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x.view(-1, 1, 2, 3)).flatten(1) @ self.turned
-
-
-class Sparse(nn.Module):
-    """An embedding with sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Embedding(11, CLASSES, sparse=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.rows((x * 3).long().abs() % 11).sum(1)
-        return out
-
-
-def make(model: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(3)
-    made = model()
-    return made if isinstance(made, Mixed) else made.double()
-
-
-def batches(sizes: Sequence[int]) -> list[Batch]:
-    generator = torch.Generator().manual_seed(7)
-    return [
-        Batch(
-            torch.randn(size, FEATURES, dtype=torch.float64, generator=generator),
-            torch.randint(0, CLASSES, (size,), generator=generator),
-        )
-        for size in sizes
-    ]
-
-
 # ---- workers
-
-
-def share(batch: Batch, rank: int, workers: int, accumulate: int = 1) -> list[Batch]:
-    whole = Request(0, np.arange(batch.size))
-    parts = [torch.from_numpy(part.samples.copy()) for part in Share(rank, workers, accumulate).of(whole)]
-    return [Batch(batch.inputs[part], batch.targets[part]) for part in parts]
 
 
 def drive(worker: Any, rank: int, workers: int, data: list[Batch], accumulate: int = 1) -> tuple[State, Any]:
@@ -144,7 +62,7 @@ def drive(worker: Any, rank: int, workers: int, data: list[Batch], accumulate: i
         worker.step(share(batch, rank, workers, accumulate), batch.size, lr=0.1 / (1 + number)).loss
         for number, batch in enumerate(data)
     ]
-    return {name: tensor.detach().clone() for name, tensor in worker.state().items()}, losses
+    return copied(worker.state()), losses
 
 
 def setup(
@@ -175,17 +93,6 @@ def together(
         return drive(strategy(setups[rank]), rank, workers, data, accumulate)
 
     return group.run(work)
-
-
-def close(actual: State, expected: State, tolerance: float = 1e-11, skip: Sequence[str] = ()) -> None:
-    names = {name for name in actual if not name.startswith("average/")}
-    assert names == expected.keys()
-    for name, tensor in expected.items():
-        if not name.endswith(tuple(skip) or ("\0",)):
-            assert actual[name].shape == tensor.shape, name
-            worst = (actual[name].double() - tensor.double()).abs().max().item() if tensor.numel() else 0.0
-            bound = 1e-5 if tensor.dtype == torch.float32 and tensor.dim() else tolerance
-            assert worst <= bound, f"{name} differs by {worst}"
 
 
 # ---- an average a step is all-reduce

@@ -12,7 +12,7 @@ from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
 from manyhands.transports.torch_ import Torch
-from parity.test_allreduce import Sometimes, batches, make, normed, share
+from parity.alike import Sometimes, batches, make, normed, share
 from transports.gangs import processes
 
 RECIPE = constant(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from manyhands.data.base import Batch, Request
+from manyhands.data.base import Batch
 from manyhands.data.order import Share
 from manyhands.errors import UsageError
 from manyhands.place import Place
@@ -33,10 +32,12 @@ from manyhands.transports.shm import Shm
 from manyhands.transports.solo import Solo
 from manyhands.transports.threads import Group
 from manyhands.transports.torch_ import Torch
+from parity import alike
+from parity.alike import CLASSES, State, close, copied, equal, make, parts_of
 from transports.gangs import between_hosts, processes
 
-State = dict[str, Tensor]
-FEATURES, CLASSES = 16, 3
+FEATURES = 16
+batches = partial(alike.batches, features=FEATURES)
 MOMENTUM = constant(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
 ADAMW = constant(lr=0.01, optimizer="adamw", weight_decay=0.1)
 RECIPES = {
@@ -209,22 +210,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 CUTS = {"frozen first": (1, 3), "idle ends": (2, 5), "tied": (1, 4)}  # where it matters which
 
 
-def make(model: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(3)
-    return model().double()
-
-
-def batches(sizes: Sequence[int]) -> list[Batch]:
-    generator = torch.Generator().manual_seed(7)
-    return [
-        Batch(
-            torch.randn(size, FEATURES, dtype=torch.float64, generator=generator),
-            torch.randint(0, CLASSES, (size,), generator=generator),
-        )
-        for size in sizes
-    ]
-
-
 # ---- gangs
 
 
@@ -260,11 +245,6 @@ class Led(NamedTuple):
     worker: Any
 
 
-def parts_of(batch: Batch, share: Share) -> list[Batch]:
-    parts = [torch.from_numpy(part.samples.copy()) for part in share.of(Request(0, np.arange(batch.size)))]
-    return [Batch(batch.inputs[part], batch.targets[part]) for part in parts]
-
-
 def drive(worker: Any, share: Share, data: list[Batch], state: State | None = None, first: int = 0) -> Led:
     if state is not None:
         worker.load_state(state)
@@ -272,7 +252,7 @@ def drive(worker: Any, share: Share, data: list[Batch], state: State | None = No
     for number, batch in enumerate(data):
         lr = 0.1 / (1 + first + number)
         losses.append(worker.step(iter(parts_of(batch, share)), batch.size, lr).loss)
-    return Led({name: tensor.detach().clone() for name, tensor in worker.state().items()}, losses, worker)
+    return Led(copied(worker.state()), losses, worker)
 
 
 def setup(
@@ -318,21 +298,6 @@ def together(
         return drive(pipeline(made), plan.share(transport.rank), data, state, first)
 
     return group.run(work)
-
-
-def close(actual: State, expected: State, tolerance: float = 1e-11, skip: Sequence[str] = ()) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        if not name.endswith(tuple(skip) or ("\0",)):
-            assert actual[name].shape == tensor.shape, name
-            worst = (actual[name].double() - tensor.double()).abs().max().item() if tensor.numel() else 0.0
-            assert worst <= tolerance, f"{name} differs by {worst}"
-
-
-def equal(actual: State, expected: State) -> None:
-    assert actual.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(actual[name], tensor), name
 
 
 def check(plan: Plan, model: Callable[[], nn.Module], recipe: Recipe, data: list[Batch]) -> None:
@@ -471,13 +436,13 @@ def test_recomputed_has_the_same_bits(model: str, hosts: str) -> None:
     """Statistics of norms included: a batch that is seen again is not counted again."""
     data = batches((13, 9))
     made = {**MODELS, "normed": normed}[model]
-    kept, computed = (
+    copied, computed = (
         together(Plan(2, 1, 4, hosts=hosts, recompute=recompute), made, ADAMW, data)
         for recompute in (False, True)
     )
     assert isinstance(computed[0].worker._module, Recomputed)
     assert not isinstance(computed[1].worker._module, Recomputed)  # the last stage needs it at once
-    for one, other in zip(kept, computed, strict=True):
+    for one, other in zip(copied, computed, strict=True):
         equal(one.state, other.state)
         assert one.losses == other.losses
 

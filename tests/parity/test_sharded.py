@@ -21,23 +21,8 @@ from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
 from manyhands.transports.torch_ import Torch
 from manyhands.transports.wrap import Counting
-from parity.test_allreduce import (
-    CLASSES,
-    FEATURES,
-    MODELS,
-    MOMENTUM,
-    RECIPES,
-    Sparse,
-    State,
-    alone,
-    batches,
-    close,
-    drive,
-    normed,
-    plain,
-    setup,
-    share,
-)
+from parity.alike import CLASSES, FEATURES, Sparse, State, batches, close, copied, normed, plain, share
+from parity.test_allreduce import MODELS, MOMENTUM, RECIPES, alone, drive, setup
 from transports.gangs import processes
 
 Model = Callable[[], nn.Module]
@@ -112,10 +97,6 @@ def sharded(
     model: Model, recipe: Recipe, transport: Transport, accumulate: int = 1, state: State | None = None
 ) -> tuple[State, list[float]]:
     return drive(Sharded(setup(model, recipe, transport)), transport, batches(SIZES), accumulate, state)[:2]
-
-
-def copied(state: State) -> State:
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def three(transport: Transport) -> dict[str, Any]:
