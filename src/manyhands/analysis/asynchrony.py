@@ -1,0 +1,90 @@
+"""What staleness costs and waiting saves: asynchronous strategies beside the synchronous one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from manyhands.analysis import groups
+from manyhands.analysis.groups import Key
+from manyhands.analysis.stats import Summary
+from manyhands.analysis.target import ToTarget, to_target
+from manyhands.record import RunRecord
+
+FREE = ("server", "hogwild")  # their workers go at their own pace
+
+
+class Asynchrony(NamedTuple):
+    """A cell's staleness, and what the target took it."""
+
+    task: str
+    variant: str
+    workers: int
+    batch: int
+    staleness: float
+    samples: Summary | None
+    seconds: Summary | None
+    samples_ratio: float | None  # against the synchronous one
+    seconds_ratio: float | None
+    histogram: dict[int, int]
+    against: str = ""  # "allreduce, 2 workers" or "single"
+    reached: int = 0
+    of: int = 0
+
+
+def asynchronous(records: Iterable[RunRecord]) -> list[Asynchrony]:
+    """Every cell that is asynchronous, and the synchronous ones they are compared with."""
+    everything = list(records)
+    found = []
+    for task in groups.tasks(everything):
+        mine = groups.of_task(everything, task)
+        if any(record.spec.strategy in FREE for record in mine):
+            found += _of_task(task, mine)
+    return found
+
+
+def _of_task(task: str, mine: Sequence[RunRecord]) -> list[Asynchrony]:
+    arrivals = {_key(each): each for each in to_target(mine)}
+    shown = (*FREE, "allreduce")
+    cells = groups.cells(record for record in mine if record.spec.strategy in shown)
+    return [_row(task, key, alike, arrivals) for key, alike in cells.items()]
+
+
+def _row(task: str, key: Key, alike: Sequence[RunRecord], arrivals: dict[Key, ToTarget]) -> Asynchrony:
+    histogram: Counter[int] = Counter()
+    for record in alike:
+        histogram.update(record.staleness)
+    updates = sum(histogram.values())
+    mine, other = arrivals.get(key), _synchronous(key, arrivals)
+    return Asynchrony(
+        *(task, key.variant, key.workers, key.batch),
+        staleness=sum(stale * count for stale, count in histogram.items()) / updates if updates else 0.0,
+        samples=mine.samples if mine else None,
+        seconds=mine.seconds if mine else None,
+        samples_ratio=_ratio(mine.samples, other.samples) if mine and other else None,
+        seconds_ratio=_ratio(mine.seconds, other.seconds) if mine and other else None,
+        histogram=dict(sorted(histogram.items())),
+        against=_named(other) if other else "",
+        reached=mine.reached if mine else 0,
+        of=mine.of if mine else 0,
+    )
+
+
+def _synchronous(key: Key, arrivals: dict[Key, ToTarget]) -> ToTarget | None:
+    """The all-reduce with the same workers and batch; else one worker with that batch."""
+    return arrivals.get(key._replace(variant="allreduce")) or arrivals.get(
+        key._replace(variant="single", workers=1)
+    )
+
+
+def _key(arrival: ToTarget) -> Key:
+    return Key(arrival.variant, arrival.workers, arrival.threads, arrival.batch)
+
+
+def _named(arrival: ToTarget) -> str:
+    return f"{arrival.variant}, {arrival.crew}"
+
+
+def _ratio(over: Summary | None, under: Summary | None) -> float | None:
+    return over.median / under.median if over and under and under.median else None

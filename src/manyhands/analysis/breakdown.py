@@ -1,0 +1,110 @@
+"""Where the time of a step went: phases, bytes, memory and how unlike the ranks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from manyhands.analysis import groups
+from manyhands.clock import ASIDE, PHASES, training_phases
+from manyhands.record import RunRecord
+
+STEP_PHASES = tuple(name for name in PHASES if name not in ASIDE)
+COMPUTE = ("forward", "backward")
+
+
+class Breakdown(NamedTuple):
+    """The mean step of a run, mean over the ranks that train."""
+
+    task: str
+    title: str
+    variant: str
+    workers: int
+    batch: int
+    step_seconds: float
+    phases: dict[str, float]
+    bytes_a_step: float  # that one rank handed over or took
+    messages_a_step: float
+    memory: int  # bytes of the largest rank
+    rank_spread: float
+    run: str
+    threads: int = 1
+
+
+def breakdowns(records: Iterable[RunRecord]) -> list[Breakdown]:
+    """One for each cell that was timed: of its repeats the one in the middle."""
+    everything = list(records)
+    found = []
+    for task in groups.tasks(everything):
+        mine = filter(groups.measured, groups.of_task(everything, task))
+        for alike in groups.cells(mine).values():
+            ordered = sorted(alike, key=lambda record: record.throughput)
+            found.append(breakdown(ordered[len(ordered) // 2]))
+    return found
+
+
+def breakdown(record: RunRecord) -> Breakdown:
+    """Of one run."""
+    ranks = rank_phases(record)
+    phases = {name: _mean([rank.get(name, 0.0) for rank in ranks]) for name in STEP_PHASES}
+    calls, nbytes = _traffic(record)
+    return Breakdown(
+        *(groups.task_name(record), groups.title(record), groups.variant(record)),
+        workers=record.spec.workers,
+        batch=groups.batch(record),
+        step_seconds=sum(phases.values()),
+        phases=phases,
+        bytes_a_step=nbytes,
+        messages_a_step=calls,
+        memory=max(record.memory, default=record.peak_memory) or record.peak_memory,
+        rank_spread=_spread([compute(rank) for rank in ranks]),
+        run=record.run,
+        threads=groups.threads(record),
+    )
+
+
+def rank_phases(record: RunRecord) -> list[dict[str, float]]:
+    """Seconds of the mean step by phase, of every rank that trains and was not lost."""
+    paces = [pace.phases for pace in record.pace[record.spec.servers :] if pace]
+    if paces:
+        return [training_phases(phases) for phases in paces]
+    there = [
+        (phases, _steps(record, rank))
+        for rank, phases in enumerate(record.phases)
+        if rank >= record.spec.servers and phases
+    ]
+    return [
+        {name: seconds / steps for name, seconds in training_phases(phases).items()}
+        for phases, steps in there
+    ]
+
+
+def compute(phases: dict[str, float]) -> float:
+    """Seconds of forward and backward."""
+    return sum(phases.get(name, 0.0) for name in COMPUTE)
+
+
+def _traffic(record: RunRecord) -> tuple[float, float]:
+    """Messages and bytes a step, mean over the ranks that train."""
+    calls, nbytes = [], []
+    for rank, operations in enumerate(record.traffic):
+        if rank >= record.spec.servers and operations:
+            steps = _steps(record, rank)
+            calls.append(sum(each.get("calls", 0.0) for each in operations.values()) / steps)
+            nbytes.append(sum(each.get("bytes", 0.0) for each in operations.values()) / steps)
+    return _mean(calls), _mean(nbytes)
+
+
+def _steps(record: RunRecord, rank: int) -> int:
+    """Those of a rank in this sitting; of the run where it did not say."""
+    share = record.shares[rank].steps if rank < len(record.shares) else 0
+    return max(1, share or record.steps)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    mean = _mean(seconds)
+    return max(seconds) / mean - 1 if mean > 0 else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,111 @@
+"""The fine line: from how many workers more of them train slower, or bring less than they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from manyhands import words
+from manyhands.analysis.scaling import Curve, Point
+
+SLOWER = 0.02  # a fall that matters: single runs, whose interval is a point, differ by as much
+WORTH = 0.5  # a further worker must bring half of what one brings alone, or it costs twice what it gives
+
+
+class FineLine(NamedTuple):
+    """Where a curve's workers stop to pay."""
+
+    task: str
+    variant: str
+    kind: str
+    fixed: int
+    counts: list[int]
+    slower_from: int | None
+    costlier_from: int | None
+    best: int
+    sentence: str
+    crowded_from: int | None = None  # more threads than cores
+    batch: str = ""  # "batch 256", "128 a worker"
+
+
+def fine_lines(curves: Sequence[Curve]) -> list[FineLine]:
+    """One for each curve."""
+    return [_fine_line(curve) for curve in curves if curve.points]
+
+
+def _fine_line(curve: Curve) -> FineLine:
+    points = sorted(curve.points, key=lambda point: point.workers)
+    best = max(points, key=lambda point: point.throughput.median)
+    slower, costlier = _slower_from(points), _costlier_from(points, _one_worker(curve, points))
+    line = FineLine(
+        *(curve.task, curve.variant, curve.kind, curve.fixed),
+        counts=[point.workers for point in points],
+        slower_from=slower,
+        costlier_from=costlier,
+        best=best.workers,
+        sentence="",
+        crowded_from=next((point.workers for point in points if point.crowded), None),
+        batch=f"batch {curve.fixed:,}" if curve.kind == "strong" else f"{curve.fixed:,} a worker",
+    )
+    return line._replace(sentence=_sentence(line, points))
+
+
+def _one_worker(curve: Curve, points: Sequence[Point]) -> float:
+    """What one worker does: as measured, else as the smallest gang's share."""
+    if points[0].workers == 1:
+        return points[0].throughput.median
+    if curve.baseline is not None:
+        return curve.baseline.throughput.median
+    return points[0].throughput.median / points[0].workers
+
+
+def _slower_from(points: Sequence[Point]) -> int | None:
+    """The first count from which on every one is slower than the best of the fewer, beyond the intervals."""
+    found = None
+    for at in range(len(points) - 1, 0, -1):
+        best = max(points[:at], key=lambda point: point.throughput.median)
+        if not all(_slower(point, best) for point in points[at:]):
+            break
+        found = points[at].workers
+    return found
+
+
+def _slower(point: Point, best: Point) -> bool:
+    matters = point.throughput.median < (1 - SLOWER) * best.throughput.median
+    return matters and point.throughput.high < best.throughput.low
+
+
+def _costlier_from(points: Sequence[Point], alone: float) -> int | None:
+    for fewer, more in pairwise(points):
+        gained = (more.throughput.median - fewer.throughput.median) / (more.workers - fewer.workers)
+        if gained < WORTH * alone:
+            return more.workers
+    return None
+
+
+def _sentence(line: FineLine, points: Sequence[Point]) -> str:
+    by_count = {point.workers: point for point in points}
+    most = line.counts[-1]
+    if line.slower_from is not None:
+        fewer = [point for point in points if point.workers < line.slower_from]
+        best = max(fewer, key=lambda point: point.throughput.median)
+        loss = 1 - by_count[line.slower_from].throughput.median / best.throughput.median
+        text = f"{line.slower_from} are {words.percent(loss)} slower than {best.workers}"
+        return f"More workers do not pay: {text}{_why(line, by_count[line.slower_from])}."
+    if line.costlier_from is not None:
+        text = (
+            f"From {line.costlier_from} workers on a further one brings less than half of what one does alone"
+        )
+        return f"{text}{_why(line, by_count[line.costlier_from])}."
+    return f"Up to {most} workers, the most that were run, each further one pays."
+
+
+def _why(line: FineLine, point: Point) -> str:
+    """Said only where the line is crossed together with the number of cores."""
+    if not point.crowded or line.crowded_from != point.workers:
+        return ""
+    serving = point.ranks > point.workers
+    ranks = f"{point.ranks} processes" if serving else words.plural(point.ranks, "worker")
+    with_threads = f" with {point.threads} threads each" if point.threads > 1 else ""
+    return f", for {ranks}{with_threads} share {words.plural(point.cores, 'core')}"

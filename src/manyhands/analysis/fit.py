@@ -1,0 +1,145 @@
+"""S = S_min (1 + B_crit/B) through steps to a target by batch size, with what was not reached as a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from manyhands.analysis.stats import Estimate
+
+FEWEST = 3  # batches: two parameters go through any two points and leave nothing to judge the fit by
+DRAWS = 200  # enough for the ends of a 95 % interval to be steady to a few per cent
+SEED = 20181108  # fixed, so that one study gives one report
+SPREAD = 0.02  # of a number of steps, at least: no two seeds agree better
+REACH = 1000.0  # B_crit is sought up to so many times beyond the batches that were run
+
+Numbers = NDArray[np.float64]
+
+
+class Observation(NamedTuple):
+    """Steps at a batch and their relative spread; or, censored, the steps within which it was not reached."""
+
+    batch: float
+    steps: float
+    spread: float = 0.0
+    censored: bool = False
+
+
+class Fit(NamedTuple):
+    """The two numbers of the curve."""
+
+    s_min: float
+    b_crit: float
+
+    def steps(self, batch: float) -> float:
+        """S(B)."""
+        return self.s_min * (1 + self.b_crit / batch)
+
+
+class Interval(NamedTuple):
+    """The same with their uncertainty."""
+
+    s_min: Estimate
+    b_crit: Estimate
+
+
+class _Points(NamedTuple):
+    """Observations as columns."""
+
+    batch: Numbers
+    logs: Numbers
+    spread: Numbers
+    censored: NDArray[np.bool_]
+
+
+def fit(observations: Sequence[Observation]) -> Fit:
+    """The best curve: least squares of log steps; a bound counts where the curve comes below it."""
+    return _solve(_columns(observations))
+
+
+@lru_cache(maxsize=256)  # several analyses ask for the same curve
+def estimate(observations: tuple[Observation, ...]) -> Interval:
+    """The best curve and its 95 % intervals, from a bootstrap of the steps with a fixed seed.
+
+    Each step count is drawn anew around the curve, as far as seeds lay apart or as the curve missed the
+    points, whichever is more.
+    """
+    points = _columns(observations)
+    best = _solve(points)
+    noise = np.maximum(points.spread, _misfit(points, best))
+    random = np.random.default_rng(SEED)
+    centre = np.where(points.censored, points.logs, _model(points.batch, best))
+    drawn = []
+    for _ in range(DRAWS):
+        logs = np.where(points.censored, points.logs, centre + noise * random.standard_normal(len(noise)))
+        drawn.append(_solve(points._replace(logs=logs), start=best))
+    return Interval(
+        _interval(best.s_min, [each.s_min for each in drawn]),
+        _interval(best.b_crit, [each.b_crit for each in drawn]),
+    )
+
+
+def _columns(observations: Sequence[Observation]) -> _Points:
+    return _Points(
+        np.array([each.batch for each in observations], dtype=float),
+        np.log([each.steps for each in observations]),
+        np.array([max(SPREAD, each.spread) for each in observations]),
+        np.array([each.censored for each in observations], dtype=bool),
+    )
+
+
+def _model(batch: Numbers, curve: Fit) -> Numbers:
+    logs: Numbers = np.log1p(curve.b_crit / batch) + math.log(curve.s_min)
+    return logs
+
+
+def _solve(points: _Points, start: Fit | None = None) -> Fit:
+    """Fitted as S = E_min/B + S_min: each end of the data speaks for one of the two."""
+    known = ~points.censored
+    batch, steps = points.batch[known], np.exp(points.logs[known])
+    least, most = float(batch.min()), float(batch.max())
+
+    def residuals(x: Numbers) -> Numbers:
+        curve = np.logaddexp(x[0] - np.log(points.batch), x[1])
+        missed = points.logs - curve
+        weighted: Numbers = np.where(points.censored, np.maximum(missed, 0.0), missed) / points.spread
+        return weighted
+
+    def slopes(x: Numbers) -> Numbers:
+        share = 1 / (1 + np.exp(x[1] - x[0] + np.log(points.batch)))
+        counts = np.where(points.censored & (residuals(x) <= 0), 0.0, 1.0) / points.spread
+        return np.stack([-share * counts, -(1 - share) * counts], axis=1)
+
+    xtol = 1e-6 if start else 1e-12
+    samples, floor = math.log(float((batch * steps).min())), math.log(float(steps.min()))
+    # beyond these the curve is a straight line over all batches, and further along nothing changes
+    lower = [samples - math.log(2 * REACH), floor - math.log(REACH * most / least)]
+    upper = [samples + math.log(2 * REACH), floor + math.log(2 * REACH)]
+    starts = [[samples, floor], [samples, floor - 3.0]]
+    if start is not None:  # a resampled curve is near the one it came from
+        starts = [[math.log(start.s_min * start.b_crit), math.log(start.s_min)]]
+    found = [
+        least_squares(
+            residuals, np.clip(each, lower, upper), jac=slopes, bounds=(lower, upper), xtol=xtol, ftol=xtol
+        )
+        for each in starts
+    ]
+    examples, steps_ = min(found, key=lambda each: float(each.cost)).x
+    return Fit(math.exp(steps_), math.exp(examples - steps_))
+
+
+def _misfit(points: _Points, curve: Fit) -> float:
+    """How far the points lie from the curve, with the freedom that it took to get there counted."""
+    missed = (points.logs - _model(points.batch, curve))[~points.censored]
+    return float(np.sqrt((missed**2).sum() / max(1, len(missed) - 2)))
+
+
+def _interval(value: float, drawn: Sequence[float]) -> Estimate:
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(value, min(value, float(low)), max(value, float(high)))

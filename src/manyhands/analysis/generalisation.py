@@ -1,0 +1,76 @@
+"""Accuracy by batch size: what linear scaling and warm-up keep, and what is lost without them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from manyhands.analysis import groups
+from manyhands.analysis.stats import Summary, summary
+from manyhands.record import RunRecord
+
+
+class Generalisation(NamedTuple):
+    """The metric at the end of training with one recipe and batch; its best rate where several were tried."""
+
+    task: str
+    recipe: str
+    batch: int
+    metric: Summary  # of the runs that did not diverge; not a number, of none, where all did
+    diverged: int
+    of: int
+    drop: float | None  # against the same recipe's smallest batch; above zero is worse
+    metric_name: str = "accuracy"
+    runs: tuple[str, ...] = ()
+
+
+def generalisation(records: Iterable[RunRecord]) -> list[Generalisation]:
+    """By task, recipe and batch, of synchronous runs that had an epoch at least."""
+    families: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in records:
+        if record.spec.strategy in groups.SYNCHRONOUS and groups.attempted(record):
+            family = groups.task_name(record), groups.recipe_variant(record)
+            families.setdefault(family, []).append(record)
+    return [row for (task, recipe), alike in families.items() for row in _rows(task, recipe, alike)]
+
+
+def _rows(task: str, recipe: str, alike: Sequence[RunRecord]) -> list[Generalisation]:
+    sizes: dict[int, list[RunRecord]] = {}
+    for record in alike:
+        sizes.setdefault(groups.batch(record), []).append(record)
+    rows = [_best(task, recipe, size, sizes[size]) for size in sorted(sizes)]
+    return [row._replace(drop=_drop(rows[0], row)) for row in rows]
+
+
+def _best(task: str, recipe: str, size: int, alike: Sequence[RunRecord]) -> Generalisation:
+    rates: dict[str, list[RunRecord]] = {}
+    for record in alike:
+        rates.setdefault(groups.recipe_key(record), []).append(record)
+    return max((_row(task, recipe, size, found) for found in rates.values()), key=_goodness)
+
+
+def _row(task: str, recipe: str, size: int, alike: Sequence[RunRecord]) -> Generalisation:
+    diverged = sum(record.status == "diverged" for record in alike)
+    ended = [record.metric for record in alike if record.metric is not None and record.status != "diverged"]
+    metric = summary(ended) if ended else Summary(math.nan, math.nan, math.nan, 0)
+    return Generalisation(
+        *(task, recipe, size, metric, diverged, len(alike), None),
+        metric_name=alike[0].metric_name,
+        runs=groups.runs(alike),
+    )
+
+
+def _goodness(row: Generalisation) -> tuple[bool, float]:
+    """Rates with which most runs survive come first."""
+    if not row.metric.n:
+        return False, 0.0
+    sign = 1 if groups.higher_is_better(row.metric_name) else -1
+    return 2 * row.diverged < row.of, sign * row.metric.median
+
+
+def _drop(first: Generalisation, row: Generalisation) -> float | None:
+    if not first.metric.n or not row.metric.n:
+        return None
+    sign = 1 if groups.higher_is_better(row.metric_name) else -1
+    return sign * (first.metric.median - row.metric.median)

@@ -1,0 +1,203 @@
+"""Which runs are alike: the names by which records are put together and told apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from manyhands import words
+from manyhands.record import RunRecord
+
+SYNCHRONOUS = ("single", "allreduce", "layers", "pipeline", "sharded")  # the same steps as one worker makes
+STAGED = ("layers", "pipeline")
+
+# What is not named because it is what one gets: kept beside strategies/options.py, which needs torch's floor.
+_DEFAULTS: dict[str, Any] = {
+    "every": 16,
+    "post_local": False,
+    "outer": "mean",
+    "outer_lr": 0.7,
+    "outer_momentum": 0.9,
+    "elasticity": None,
+    "servers": 1,
+    "push_every": 1,
+    "pull_every": 1,
+    "staleness_aware": False,
+    "bound": None,
+    "backup": None,
+    "stages": None,
+    "micro_batches": None,
+    "schedule": "1f1b",
+    "recompute": False,
+    "cut": (),
+}
+_SCALINGS = {"linear": "linear", "sqrt": "square root"}
+
+
+class Key(NamedTuple):
+    """What repeats and seeds of one cell share."""
+
+    variant: str
+    workers: int
+    threads: int
+    batch: int
+
+
+def variant(record: RunRecord) -> str:
+    """The strategy and what tells it apart: `average every=8`."""
+    spec = record.spec
+    options = {
+        name: value for name, value in spec.strategy_options.items() if not _usual(name, value, record)
+    }
+    more: dict[str, Any] = {
+        "accumulate": spec.accumulate if spec.accumulate > 1 else None,
+        "offload": None if spec.offload == "none" else spec.offload,
+        "memory": words.size(spec.memory) if spec.memory else None,
+        "sync_batchnorm": spec.sync_batchnorm or None,
+        "dtype": None if spec.dtype == "float32" else spec.dtype,
+        "transport": None if spec.transport in ("solo", "shm") else spec.transport,
+    }
+    named = options | {name: value for name, value in more.items() if value is not None}
+    return " ".join([spec.strategy, *_pairs(named)])
+
+
+def recipe_variant(record: RunRecord) -> str:
+    """How the rate follows the batch: `linear + warm-up`, `linear, no warm-up`, `no scaling`."""
+    recipe = record.recipe
+    scaling = _SCALINGS.get(str(recipe.get("scaling", "none")))
+    warms = " + warm-up" if recipe.get("warmup") else ", no warm-up"
+    rate = scaling + warms if scaling else "no scaling"
+    optimizer = recipe.get("optimizer", "sgd")
+    return rate if optimizer == "sgd" else f"{optimizer}, {rate}"
+
+
+def title(record: RunRecord) -> str:
+    """One cell in a line: `allreduce · 2 workers · batch 256`, `single · 1 thread · batch 128`."""
+    return " · ".join([variant(record), crew(record), f"batch {batch(record)}"])
+
+
+def crew(record: RunRecord) -> str:
+    """Who works: `2 workers`, `2 workers + 1 server`; one worker by its threads: `1 thread`."""
+    spec, each = record.spec, threads(record)
+    if spec.strategy == "single":
+        return words.plural(each, "thread")
+    crew = words.plural(spec.workers, "worker")
+    serving = f" + {words.plural(spec.servers, 'server')}" if spec.servers else ""
+    return crew + serving + (f" x {each} threads" if each > 1 else "")
+
+
+def task_name(record: RunRecord) -> str:
+    """The task with the options that are set: `blood-vgg19 size=64`."""
+    return " ".join([record.spec.task, *_pairs(record.spec.options)])
+
+
+def tasks(records: Iterable[RunRecord]) -> list[str]:
+    """Their names in order of appearance."""
+    return list(dict.fromkeys(map(task_name, records)))
+
+
+def of_task(records: Iterable[RunRecord], task: str) -> list[RunRecord]:
+    """Those of one task, in their order."""
+    return [record for record in records if task_name(record) == task]
+
+
+def threads(record: RunRecord) -> int:
+    """Of one worker."""
+    return record.spec.threads or record.environment.threads
+
+
+def batch(record: RunRecord) -> int:
+    """Samples of an optimiser's step, over all workers."""
+    return record.spec.batch or round(record.samples / max(1, record.steps))
+
+
+def key(record: RunRecord) -> Key:
+    """The cell of a record."""
+    return Key(variant(record), record.spec.workers, threads(record), batch(record))
+
+
+def cells(records: Iterable[RunRecord]) -> dict[Key, list[RunRecord]]:
+    """Records by cell, in order of appearance."""
+    found: dict[Key, list[RunRecord]] = {}
+    for record in records:
+        found.setdefault(key(record), []).append(record)
+    return found
+
+
+def recipe_key(record: RunRecord) -> str:
+    """The same for runs whose optimiser is set up alike."""
+    return json.dumps(record.recipe, sort_keys=True, default=str)
+
+
+def measured(record: RunRecord) -> bool:
+    """Whether its seconds count: it had the machine for itself and ran for long enough."""
+    whole = record.status in ("finished", "target") or record.steady_samples_per_second is not None
+    return record.timed and record.throughput > 0 and whole
+
+
+def attempted(record: RunRecord) -> bool:
+    """Whether it was a try for the target; a run of less than an epoch on a budget only measures speed.
+
+    What was interrupted says nothing either way.
+    """
+    if record.status == "interrupted":
+        return False
+    budgeted = record.spec.seconds is not None or record.spec.samples is not None
+    return record.reached or record.status == "diverged" or not budgeted or record.epochs >= 1
+
+
+def succeeded(record: RunRecord) -> bool:
+    """Whether it reached the target and ended well."""
+    return record.reached and record.status in ("finished", "target")
+
+
+def higher_is_better(metric_name: str) -> bool:
+    """Records do not say it: losses, errors and distances are better when small."""
+    return not any(word in metric_name.lower() for word in ("loss", "error", "distance", "perplexity"))
+
+
+def cores_held(record: RunRecord) -> int:
+    """What is paid for: a worker's hour is that of one thread's core; on another device, of the device."""
+    each = threads(record) if record.environment.device == "cpu" else 1
+    return record.spec.ranks * each
+
+
+def busiest_host(record: RunRecord) -> int:
+    """Ranks on the host that has the most of them."""
+    return max(Counter(record.hosts).values(), default=record.spec.ranks)
+
+
+def crowding(record: RunRecord) -> float:
+    """Threads that want to compute for each core, on the busiest host; 1 is a full machine."""
+    return busiest_host(record) * threads(record) / max(1, record.environment.cores)
+
+
+def crowded(record: RunRecord) -> bool:
+    """Whether more threads compute than there are cores; another device's hosts have little to do."""
+    return record.environment.device == "cpu" and crowding(record) > 1
+
+
+def runs(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Their folders, so that every number has its runs behind it."""
+    return tuple(record.run for record in records)
+
+
+def _usual(name: str, value: Any, record: RunRecord) -> bool:
+    if name == "stages" and value == record.spec.workers:
+        return True
+    default = _DEFAULTS.get(name)
+    return value == default or (isinstance(value, list) and tuple(value) == default)
+
+
+def _pairs(options: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={_plain(value)}" for name, value in options.items()]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,82 @@
+"""The gradient noise scale by McCandlish et al., and how well it foretells the critical batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from manyhands.analysis import groups
+from manyhands.analysis.regimes import regimes
+from manyhands.analysis.stats import Estimate
+from manyhands.record import Noise, RunRecord
+
+DRAWS = 500
+SEED = 20181214
+
+
+class NoisePoint(NamedTuple):
+    """The scale around some moment of training."""
+
+    samples: int
+    scale: float
+
+
+class NoiseScale(NamedTuple):
+    """B_simple of a task, beside the B_crit that steps to the target gave."""
+
+    task: str
+    scale: Estimate | None
+    runs: int
+    by_samples: list[NoisePoint]
+    critical: Estimate | None
+    ratio: float | None  # B_simple / B_crit
+
+
+def noise_scales(records: Iterable[RunRecord]) -> list[NoiseScale]:
+    """One for each task some run of which measured its noise."""
+    everything = list(records)
+    found = []
+    for task in groups.tasks(everything):
+        mine = groups.of_task(everything, task)
+        noises = [record.noise for record in mine if record.noise is not None and record.noise.steps > 0]
+        if noises:
+            scale = _scale(noises)
+            critical = next((fit.b_crit for fit in regimes(mine) if fit.b_crit is not None), None)
+            ratio = scale.value / critical.value if scale and critical else None
+            found.append(NoiseScale(task, scale, len(noises), _by_samples(mine), critical, ratio))
+    return found
+
+
+def _scale(noises: Sequence[Noise]) -> Estimate | None:
+    """The ratio of means, not the mean of ratios: each estimate is unbiased, their ratio is not.
+
+    The interval is a bootstrap over runs; one run has no spread to show.
+    """
+    weights = np.array([noise.steps for noise in noises], dtype=float)
+    gradients = np.array([noise.gradient for noise in noises]) * weights
+    spreads = np.array([noise.spread for noise in noises]) * weights
+    if gradients.sum() <= 0 or spreads.sum() <= 0:
+        return None
+    value = float(spreads.sum() / gradients.sum())
+    chosen = np.random.default_rng(SEED).integers(len(noises), size=(DRAWS, len(noises)))
+    below, above = gradients[chosen].sum(axis=1), spreads[chosen].sum(axis=1)
+    drawn = above[(below > 0) & (above > 0)] / below[(below > 0) & (above > 0)]
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (value, value)
+    return Estimate(value, min(value, float(low)), max(value, float(high)))
+
+
+def _by_samples(records: Sequence[RunRecord]) -> list[NoisePoint]:
+    """Over the course of training: the means of all runs that were looked at after as many samples."""
+    sums: dict[int, tuple[float, float]] = {}
+    for record in records:
+        for point in record.curve:
+            if point.noise is not None:
+                gradient, spread = sums.get(point.samples, (0.0, 0.0))
+                sums[point.samples] = gradient + point.noise[0], spread + point.noise[1]
+    return [
+        NoisePoint(samples, spread / gradient)
+        for samples, (gradient, spread) in sorted(sums.items())
+        if gradient > 0 and spread > 0
+    ]

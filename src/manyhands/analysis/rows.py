@@ -1,0 +1,129 @@
+"""Every record as a flat row of plain values, for results.csv and data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from manyhands.analysis import groups
+from manyhands.analysis.breakdown import STEP_PHASES, breakdown
+from manyhands.analysis.scaling import Baseline, baselines
+from manyhands.analysis.target import steps_to_target
+from manyhands.analysis.verdicts import verdicts, word
+from manyhands.record import RunRecord
+from manyhands.results import Results
+
+Pair = tuple[Baseline | None, Baseline | None]
+
+
+def rows(results: Results) -> list[dict[str, object]]:
+    """One a record, in their order; the same columns in each."""
+    found: dict[tuple[str, int], Pair] = {}
+    made = []
+    for record in results.records:
+        task, batch = groups.task_name(record), groups.batch(record)
+        if (task, batch) not in found:
+            found[task, batch] = baselines(results.records, task, batch)
+        made.append(_row(record, found[task, batch], results.price))
+    return made
+
+
+def _row(record: RunRecord, pair: Pair, price: float | None) -> dict[str, object]:
+    return {
+        **_cell(record),
+        **_speed(record, pair, price),
+        **_arrival(record),
+        **_step(record),
+        "staleness": record.mean_staleness,
+        "noise_scale": record.noise.scale if record.noise else None,
+        "machine_noise": record.machine_noise,
+        "timed": record.timed,
+        "verdict": word(verdicts(record, *pair)),
+        "message": record.message,
+        "host": record.environment.host,
+        "cores": record.environment.cores,
+        "device": record.environment.device,
+        "started": record.environment.started,
+        "run": record.run,
+    }
+
+
+def _cell(record: RunRecord) -> dict[str, object]:
+    spec = record.spec
+    return {
+        "task": groups.task_name(record),
+        "variant": groups.variant(record),
+        "strategy": spec.strategy,
+        "workers": spec.workers,
+        "servers": spec.servers,
+        "threads": groups.threads(record),
+        "batch": groups.batch(record),
+        "recipe": groups.recipe_variant(record),
+        "lr": record.recipe.get("lr"),
+        "seed": spec.seed,
+        "repeat": record.repeat,
+        "transport": spec.transport,
+        "status": record.status,
+        "parameters": record.parameters,
+        "steps": record.steps,
+        "samples": record.samples,
+        "epochs": record.epochs,
+        "seconds": record.seconds,
+        "training_seconds": record.training_seconds,
+    }
+
+
+def _speed(record: RunRecord, pair: Pair, price: float | None) -> dict[str, object]:
+    """Empty where the run did not have the machine for itself."""
+    counts = groups.measured(record)
+    rate = record.throughput if counts else None
+    one, every = (baseline.throughput.median if baseline else None for baseline in pair)
+    speed_up = rate / one if rate and one else None
+    seconds = groups.cores_held(record) * record.training_seconds if counts else None
+    return {
+        "throughput": rate,
+        "baseline": pair[0].name if pair[0] and counts else None,
+        "baseline_batch": pair[0].batch if pair[0] and counts else None,
+        "speed_up": speed_up,
+        "efficiency": speed_up / (record.spec.workers * groups.threads(record)) if speed_up else None,
+        "against_threads": rate / every if rate and every else None,
+        "worker_seconds": seconds,
+        "money": price * seconds / 3600 if price is not None and seconds is not None else None,
+    }
+
+
+def _arrival(record: RunRecord) -> dict[str, object]:
+    """Empty where the target was not reached, or by a run that ended badly."""
+    arrived = groups.succeeded(record)
+    return {
+        "metric_name": record.metric_name,
+        "metric": record.metric,
+        "best_metric": record.best_metric,
+        "loss": record.loss,
+        "target": record.target,
+        "reached": arrived,
+        "target_seconds": record.target_seconds if arrived and groups.measured(record) else None,
+        "target_steps": steps_to_target(record) if arrived else None,
+        "target_samples": record.target_samples if arrived else None,
+    }
+
+
+def _step(record: RunRecord) -> dict[str, object]:
+    step = breakdown(record)
+    pace = record.worker_pace
+    return {
+        "step_seconds": step.step_seconds,
+        "step_low": pace.low if pace else None,
+        "step_median": pace.median if pace else None,
+        "step_high": pace.high if pace else None,
+        **{f"phase_{name}": step.phases[name] for name in STEP_PHASES},
+        "bytes_a_step": step.bytes_a_step,
+        "messages_a_step": step.messages_a_step,
+        "rank_spread": step.rank_spread,
+        "memory": step.memory,
+        "peak_memory": record.peak_memory,
+    }
+
+
+def columns(made: Sequence[dict[str, object]]) -> list[str]:
+    """The header of a table of rows."""
+    return list(made[0]) if made else []
