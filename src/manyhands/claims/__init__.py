@@ -1,0 +1,25 @@
+"""Published claims, each settled by a study of the same name: `manyhands study large-batch`."""
+
+from __future__ import annotations
+
+from manyhands.claims.averaging import AVERAGING
+from manyhands.claims.base import Claim, Finding
+from manyhands.claims.batches import CRITICAL_BATCH, LARGE_BATCH, NOISE_SCALE
+from manyhands.claims.memory import OFFLOAD
+from manyhands.claims.workers import ASYNCHRONY, DATA_OR_MODEL, MORE_WORKERS
+
+CLAIMS: dict[str, Claim] = {
+    claim.name: claim
+    for claim in (
+        LARGE_BATCH,
+        CRITICAL_BATCH,
+        NOISE_SCALE,
+        DATA_OR_MODEL,
+        MORE_WORKERS,
+        ASYNCHRONY,
+        AVERAGING,
+        OFFLOAD,
+    )
+}
+
+__all__ = ["CLAIMS", "Claim", "Finding"]

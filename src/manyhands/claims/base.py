@@ -1,0 +1,44 @@
+"""A claim of the literature, and what a study of it found here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from manyhands.results import Results
+
+Row = dict[str, object]
+
+
+class Finding(NamedTuple):
+    """Whether a claim holds on this machine, in a sentence or two, and the numbers behind it."""
+
+    holds: bool | None  # none: these records do not settle it
+    text: str
+    table: Sequence[Row] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`holds here`, `does not hold here`, `not settled here`."""
+        if self.holds is None:
+            return "not settled here"
+        return "holds here" if self.holds else "does not hold here"
+
+
+class Claim(NamedTuple):
+    """What somebody found elsewhere, who, and how records settle it."""
+
+    name: str
+    statement: str
+    source: str
+    judge: Callable[[Results], Finding]
+
+
+def unsettled(reason: str) -> Finding:
+    """Too little was run."""
+    return Finding(None, reason)
+
+
+def together(parts: list[tuple[bool, str]], table: list[Row]) -> Finding:
+    """A claim that holds where all of its parts do."""
+    return Finding(all(holds for holds, _ in parts), "; ".join(text for _, text in parts) + ".", table)
