@@ -54,6 +54,7 @@ class Calibration(NamedTuple):
 
     at: str
     seconds: float
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ class StudyFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(f"{self.path} is being studied by another process") from None
+                raise UsageError(
+                    f"{self.path} is being studied by another process: wait for it, or choose another --out"
+                ) from None
             yield JournalWriter(self.journal, file)
 
     def read(self) -> Results:
@@ -121,6 +124,18 @@ class StudyFolder:
         if not events:
             return self._loose()
         return _Reader(self, events).results()
+
+    def record(self, event: dict[str, Any], cell: Cell | None = None) -> RunRecord | None:
+        """The record that an event tells of, with what only the study knows; none where that is gone."""
+        run = RunFolder(self.path / event["run"])
+        record = run.record() if run.exists() else None
+        if record is None:
+            return None
+        more: dict[str, Any] = {"run": str(run.path), "machine_noise": event.get("noise")}
+        if cell is not None:
+            # a cell that was run beside others when its seconds did not count has no seconds now
+            more |= {"repeat": cell.repeat, "timed": cell.timed and event.get("timed", True)}
+        return record.model_copy(update=more)
 
     def _loose(self) -> Results:
         records = self._records()
@@ -165,6 +180,7 @@ class _Reader:
         self._folder, self._events = folder, events
         self._study: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = {}
+        self._over: str | None = None  # why the last sitting left cells
         self._noisy: list[dict[str, Any]] = []
         self._calibrations: list[Calibration] = []
         for event in events:
@@ -173,9 +189,11 @@ class _Reader:
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "study":
-                self._study = event
+                self._study, self._over = event, None
+            case "over":
+                self._over = event["reason"]
             case "calibration":
-                self._calibrations.append(Calibration(event["at"], event["seconds"]))
+                self._calibrations.append(Calibration(event["at"], event["seconds"], event.get("host", "")))
             case "finished" | "failed" | "excluded":
                 self._ended[event["cell"]] = event
             case "repeated":
@@ -187,14 +205,16 @@ class _Reader:
         sides: dict[str, list[Without]] = {"failed": [], "excluded": [], "left": []}
         for cell in map(Cell.from_json, study["cells"]):
             event = self._ended.get(cell.key)
-            record = self._record(event, cell) if event and event["event"] == "finished" else None
+            record = folder.record(event, cell) if event and event["event"] == "finished" else None
             if record is not None:
                 records.append(record)
             elif event and event["event"] != "finished":
                 sides[event["event"]].append(Without(cell, event["reason"]))
             else:
-                sides["left"].append(Without(cell, study.get("over") or "not run yet"))
-        repeated = [record for event in self._noisy if (record := self._record(event, None))]
+                sides["left"].append(Without(cell, self._over or "not run yet"))
+        counted = {event.get("run") for event in self._ended.values() if event["event"] == "finished"}
+        noisy = [event for event in self._noisy if event["run"] not in counted]
+        repeated = [record for event in noisy if (record := folder.record(event))]
         known = ("name", "title", "about", "claim", "price", "currency", "command")
         facts = {name: study[name] for name in known if study.get(name) is not None}
         return Results(
@@ -207,14 +227,3 @@ class _Reader:
             excluded=sides["excluded"],
             left=sides["left"],
         )
-
-    def _record(self, event: dict[str, Any], cell: Cell | None) -> RunRecord | None:
-        """The record with what only the study knows of it; none where its folder is gone."""
-        run = RunFolder(self._folder.path / event["run"])
-        record = run.record() if run.exists() else None
-        if record is None:
-            return None
-        more: dict[str, Any] = {"run": str(run.path), "machine_noise": event.get("noise")}
-        if cell is not None:
-            more |= {"repeat": cell.repeat, "timed": cell.timed}
-        return record.model_copy(update=more)

@@ -139,6 +139,16 @@ def resume_folder(
 
 def check(spec: RunSpec) -> None:
     """Answer what can be known to be wrong before torch is even imported (law 10)."""
+    check_names(spec)
+    faults.from_environment()
+    faults.slowness(0)
+    check_combination(spec)
+    if spec.offload != "none" and spec.offload_to is not None:
+        offload_folder.choose(spec.offload_to)
+
+
+def check_names(spec: RunSpec) -> None:
+    """Names that nobody has: of a task, of a member of an axis, of a strategy's option."""
     if ".py" not in spec.task and spec.task not in TASKS:
         raise unknown("task", spec.task, TASKS)
     for what, axis, name in (
@@ -149,12 +159,13 @@ def check(spec: RunSpec) -> None:
     ):
         if name is not None and name not in axis:
             raise unknown(what, name, axis)
+    options.parse(spec.strategy, spec.strategy_options)
+
+
+def check_combination(spec: RunSpec) -> None:
+    """Names that are known and do not go together, each with its reason."""
     options.build(spec.strategy, spec.strategy_options)
-    faults.from_environment()
-    faults.slowness(0)
     check_arrangement(spec)
-    if spec.offload != "none" and spec.offload_to is not None:
-        offload_folder.choose(spec.offload_to)
 
 
 def _launcher(spec: RunSpec) -> Launcher:

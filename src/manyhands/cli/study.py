@@ -1,70 +1,126 @@
-"""`manyhands study`: run a grid of runs and compare them."""
+"""`manyhands study`: run a grid of runs, compare them, and draw the report."""
 
 from __future__ import annotations
 
 import json as json_format
+import shutil
 import sys
-import time
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyhands import words
+from manyhands.errors import UsageError
 
 if TYPE_CHECKING:
-    from manyhands.study import execute
+    from manyhands.results import Results
 
 EXAMPLES = """Examples:
 
-manyhands study studies/default.toml
+manyhands study default
 
-manyhands study studies/default.toml --out results/mine --json"""
+manyhands study default --dry-run
+
+manyhands study my-study.toml --out results/mine
+
+manyhands study studies/default.toml --jobs 2 --json
+
+A study file:
+
+[[grid]]
+
+task = "mnist-mlp"
+
+strategy = ["allreduce", "average"]
+
+workers = [1, 2, 4]
+
+batch = [128, 256]"""
 
 
 def study(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A study file (TOML).")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE_OR_NAME", help="A study file (TOML), or the name of one in studies/."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Where the runs go. [default: results/NAME]")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table.")] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            help="How many cells that are not timed run at a time. [default: 1]", show_default=False
+        ),
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the cells and about how long they take, and stop.")
+    ] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Draw no report.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table and the answer.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the records as JSON on standard output.")
     ] = False,
 ) -> None:
-    """Run every cell of a study that has no result yet, and print the table.
+    """Run every cell of a study that has no result yet, and print table, answer and the report's path.
 
     A study that was stopped goes on where it was when the same command is given again.
     """
-    from manyhands import progress
-    from manyhands.study import execute, grid, table
+    from manyhands.study import file as files
+    from manyhands.study import preview, view
+    from manyhands.study.execute import execute
 
-    plan = grid.read(file)
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    plan = files.read(files.find(file))
     folder = out or Path("results") / plan.name
-
-    def say(text: str) -> None:
-        if not quiet:
-            print(text, file=sys.stderr, flush=True)
-
     if dry_run:
-        for cell in plan.cells:
-            print(execute.title(cell))
+        found = preview.preview(plan, folder, jobs)
+        text = json_format.dumps(preview.to_json(found), indent=2) if json else "\n".join(preview.draw(found))
+        print(text)
         return
-    say(f"{words.plural(len(plan.cells), 'cell')} · {folder}")
-    began = time.monotonic()
-    observer = progress.Silent if quiet else progress.for_people
-    cells = list(execute.execute(plan, folder, observer, say))
+    results = execute(plan, folder, view.NoView() if quiet else view.for_people(), jobs)
     if json:
-        print(json_format.dumps([_json(cell) for cell in cells], indent=2))
+        print(json_format.dumps(_json(results), indent=2))
     else:
-        print("\n" + "\n".join(table.draw(cells)))
-        for answer in table.answers(cells):
-            print(f"answer: {answer}")
-    say(f"{words.duration(time.monotonic() - began)} · {folder}")
-    if any(cell.record is None for cell in cells):
+        _print(results)
+    if not no_report and results.records:
+        _report(results, quiet=json)
+    if results.failed:
         raise typer.Exit(1)
 
 
-def _json(cell: execute.Cell) -> dict[str, object]:
-    if cell.record is None:
-        return {"spec": cell.spec.model_dump(mode="json"), "error": cell.message}
-    return cell.record.model_dump(mode="json")
+def _print(results: Results) -> None:
+    """The table, what is not in it and why, and the answer."""
+    from manyhands import words
+    from manyhands.analysis.answer import answers
+    from manyhands.study.sheet import cell_title
+    from manyhands.study.table import draw_all
+
+    wide = shutil.get_terminal_size().columns
+    print("\n".join(draw_all(results, wide if sys.stdout.isatty() else None)))
+    for what, cells in (("excluded", results.excluded), ("left", results.left)):
+        if not cells:
+            continue
+        print(f"{what}: {words.plural(len(cells), 'cell')}")
+        for cell, reason in cells[:10]:
+            print(f"  {cell_title(cell)}: {reason}")
+        if len(cells) > 10:
+            print(f"  and {len(cells) - 10} more")
+    for answer in answers(results):
+        width = min(wide, 110) if sys.stdout.isatty() else 10_000
+        print(textwrap.fill(f"answer: {answer.text}", width, subsequent_indent=" " * 8))
+
+
+def _report(results: Results, quiet: bool) -> None:
+    from manyhands.report.page import draw
+
+    path = draw(results)
+    if not quiet:
+        print(f"report: {path}")
+
+
+def _json(results: Results) -> list[dict[str, Any]]:
+    """The records, then the cells that have none and why."""
+    found = [record.model_dump(mode="json") for record in results.records]
+    for what, cells in (("error", results.failed), ("excluded", results.excluded), ("left", results.left)):
+        found += [{"spec": cell.spec.model_dump(mode="json"), what: reason} for cell, reason in cells]
+    return found

@@ -1,71 +1,321 @@
-"""Running a study: one cell after the other, so that no timed run shares the cores with another."""
+"""Running a study: a cell at a time, each journalled, so that it goes on wherever it was stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from manyhands.errors import DataUnavailableError, DivergedError, InterruptedRunError, ManyhandsError
-from manyhands.folder import RunFolder
+from manyhands import words
+from manyhands.analysis.stats import NOISY
+from manyhands.errors import DataUnavailableError, InterruptedRunError, ManyhandsError
 from manyhands.record import Observer, RunRecord
-from manyhands.run import run
-from manyhands.spec import RunSpec
-from manyhands.study.grid import Study
+from manyhands.results import Cell, JournalWriter, Results, StudyFolder
+from manyhands.study import calibration
+from manyhands.study.attempt import CannotWorkError, attempt, checked, tidy
+from manyhands.study.beside import beside
+from manyhands.study.file import Study
+from manyhands.study.history import History
+from manyhands.study.sheet import Entry, Sheet
+
+AGAIN = 2  # times that a cell is run again because the machine was busy
+FRESH = 1.0  # seconds for which a calibration also speaks for the next cell
 
 
-class Cell(NamedTuple):
-    """One cell: what was asked for, and its record or why there is none."""
+class View(Protocol):
+    """Whoever shows a study to a person."""
 
-    spec: RunSpec
-    record: RunRecord | None
-    message: str | None = None
+    def begun(self, sheet: Sheet, folder: Path) -> None: ...
+
+    def observer(self, entry: Entry) -> Observer: ...
+
+    def changed(self, entry: Entry) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def tick(self) -> None:
+        """Time has passed while cells run in other processes."""
+
+    def close(self) -> None: ...
 
 
-def execute(
-    study: Study, out: Path, observer: Callable[[], Observer], say: Callable[[str], None]
-) -> Iterator[Cell]:
-    """Run the cells that have no result yet; a failed one is reported and the rest goes on."""
-    missing: set[str] = set()
-    for number, wanted in enumerate(study.cells, 1):
-        spec = wanted
-        if spec.task in missing and study.fallback:
-            spec = wanted.replace(task=study.fallback, options={})
-        say(f"\n[{number}/{len(study.cells)}] {title(spec)}")
+class Try(NamedTuple):
+    """One run of a timed cell."""
+
+    run: str  # its folder's name
+    noise: float
+    record: RunRecord
+    seconds: float
+
+
+def execute(study: Study, out: Path, view: View, jobs: int = 1) -> Results:
+    """Run the cells that have no result yet; a failed one is journalled and the rest goes on."""
+    folder = StudyFolder(out)
+    with folder.writing() as journal:
+        running = Execution(study, folder, journal, view)
         try:
+            running.run(jobs)
+        except (InterruptedRunError, KeyboardInterrupt) as error:
+            raise _interrupted(running.sheet, error) from error
+        finally:
+            view.close()
+    return folder.read()
+
+
+def _interrupted(sheet: Sheet, error: BaseException) -> InterruptedRunError:
+    number = error.signal_number if isinstance(error, InterruptedRunError) else signal.SIGINT
+    count = len(sheet.of("finished", "failed"))
+    all_ = len(sheet.entries) - len(sheet.of("excluded"))
+    how = "give the same command to go on with the study"
+    return InterruptedRunError(f"interrupted after {count} of {words.plural(all_, 'cell')}; {how}", number)
+
+
+class Execution:
+    """One sitting of a study."""
+
+    def __init__(self, study: Study, folder: StudyFolder, journal: JournalWriter, view: View) -> None:
+        self._study, self._folder, self._journal, self._view = study, folder, journal, view
+        self._history = History(folder.events(), socket.gethostname())
+        self._began, self._calibrated = time.monotonic(), -FRESH
+        self.sheet = Sheet(study)
+
+    def run(self, jobs: int) -> None:
+        """All cells that are left, the timed ones by themselves; with jobs the others side by side."""
+        self._open(self._with_fallback(self._study.cells))
+        self._view.begun(self.sheet, self._folder.path)
+        left = self.sheet.of("left")
+        together = [
+            entry for entry in left if jobs > 1 and not entry.cell.timed and entry.cell.spec.ranks == 1
+        ]
+        for entry in left:
+            if entry not in together and not self.is_over():
+                self._take(entry)
+        if together and not self.is_over():
+            beside(together, jobs, self)
+        if reason := self._over():
+            count = len(self.sheet.of("left"))
+            if count:
+                self._journal.write("over", reason=reason)
+                self._view.say(f"{reason}: {words.plural(count, 'cell')} left; the same command goes on")
+
+    # ------------------------------------------------------------------ the beginning
+    def _with_fallback(self, cells: list[Cell]) -> list[Cell]:
+        """The cells, with another task in those whose data cannot be had."""
+        fallback = self._study.fallback
+        if fallback is None:
+            return cells
+        missing: set[str] = set()
+        for cell in cells:
+            spec = cell.spec
+            if spec.task == fallback or spec.task in missing or self._history.is_finished(cell):
+                continue
+            from manyhands.tasks import find
+
             try:
-                yield Cell(spec, _cell(spec, out, observer()))
+                find.build(spec.task, spec.options)
             except DataUnavailableError as error:
-                if not study.fallback or spec.task == study.fallback:
-                    raise
-                say(f"{error}\nusing {study.fallback} instead of {spec.task}")
+                self._view.say(f"{error}\nusing {fallback} instead of {spec.task}")
                 missing.add(spec.task)
-                spec = wanted.replace(task=study.fallback, options={})
-                yield Cell(spec, _cell(spec, out, observer()))
-        except InterruptedRunError as error:
-            how = "give the same command to go on with the study"
-            raise InterruptedRunError(f"interrupted in cell {number}; {how}", error.signal_number) from error
-        except ManyhandsError as error:
-            say(f"failed: {error}")
-            yield Cell(spec, None, str(error))
+        found: dict[str, Cell] = {}
+        for cell in cells:
+            lacking = cell.spec.task in missing and not self._history.is_finished(cell)
+            spec = cell.spec.replace(task=fallback, options={}) if lacking else cell.spec
+            found.setdefault(cell._replace(spec=spec).key, cell._replace(spec=spec))
+        return list(found.values())
 
+    def _open(self, cells: list[Cell]) -> None:
+        study, entries = self._study, self.sheet.entries
+        everything = [*cells, *(without.cell for without in study.excluded)]
+        self._journal.write(
+            "study",
+            name=study.name,
+            title=study.title,
+            about=study.about,
+            claim=study.claim,
+            price=study.price,
+            currency=study.currency,
+            command=sys.argv,
+            cells=[cell.to_json() for cell in everything],
+        )
+        for cell in cells:
+            entry = entries[cell.key] = Entry(cell)
+            event = self._history.finished(cell)
+            record = self._folder.record(event, cell) if event else None
+            if event and record is not None:
+                entry.state, entry.record, entry.earlier = "finished", record, True
+                self._tidy(event["run"])
+        for cell, reason in study.excluded:
+            entries[cell.key] = Entry(cell, "excluded", reason=reason)
+            self._exclude(cell, reason)
 
-def title(spec: RunSpec) -> str:
-    """A cell in a few words."""
-    workers = f" · {spec.workers} workers" if spec.workers > 1 else ""
-    return f"{spec.task} · {spec.strategy}{workers} · batch {spec.batch or 'of the task'} · seed {spec.seed}"
+    # ------------------------------------------------------------------ one cell
+    def _take(self, entry: Entry) -> None:
+        try:
+            checked(entry.cell.spec)
+        except CannotWorkError as error:
+            self._fail(entry, "excluded", "", str(error))
+            return
+        except Exception:  # noqa: BLE001 (whatever it is, the run will say it again, and be journalled)
+            self._view.tick()
+        self.begin(entry)
+        if entry.cell.timed:
+            self._timed(entry)
+            return
+        name = self.start(entry)
+        self.end(entry, name, lambda: self._attempt(entry, name))
 
+    def _timed(self, entry: Entry) -> None:
+        """Run it, again where the machine was busy meanwhile; the run with the least noise counts."""
+        cell = entry.cell
+        tries = self._earlier_tries(cell)
+        while not tries or self._worth_another(tries):
+            before = self._calibration()
+            name, began = self.start(entry), time.monotonic()
+            record = self._outcome(entry, name, partial(self._attempt, entry, name), bool(tries))
+            if record is None:
+                break
+            seconds = time.monotonic() - began
+            noise = max(before, self._calibrate()) / self._history.best - 1
+            tries.append(Try(name, noise, record, max(seconds, record.seconds)))
+            if self._worth_another(tries):
+                self._again(cell, tries[-1])
+                self._view.say(f"the machine was {words.percent(noise)} slower than at its best: again")
+        if not tries:
+            return
+        best = min(tries, key=lambda each: each.noise)
+        for each in tries:
+            if each is not best and each.run not in self._history.repeated_runs(cell):
+                self._again(cell, each)
+        self.finish(entry, best.run, best.record, best.noise)
 
-def _cell(spec: RunSpec, out: Path, observer: Observer) -> RunRecord:
-    folder = RunFolder(out / spec.name)
-    record = folder.record()
-    if record is not None and record.status == "diverged":
-        return record  # a result as good as any: it would diverge again
-    # Named by the spec as it was asked for, so that the folder is found again without building the task.
-    try:
-        return run(spec, out=folder.path, resume=True, observers=[observer])
-    except DivergedError as error:
-        observer.notice(str(error))
-        record = folder.record()
-        assert record is not None
-        return record
+    def _earlier_tries(self, cell: Cell) -> list[Try]:
+        """Those of a sitting that was stopped before it decided."""
+        found = []
+        for event in self._history.repeated(cell):
+            record = self._folder.record(event, cell)
+            if record is not None:
+                found.append(Try(event["run"], event["noise"], record, record.seconds))
+        return found
+
+    def _worth_another(self, tries: list[Try]) -> bool:
+        if min(each.noise for each in tries) <= NOISY or len(tries) > AGAIN:
+            return False
+        if tries[-1].record.status == "diverged":
+            return False
+        budget = self._study.budget
+        return budget is None or time.monotonic() - self._began + tries[-1].seconds <= budget
+
+    def _again(self, cell: Cell, done: Try) -> None:
+        self._write("repeated", cell, run=done.run, noise=round(done.noise, 4))
+        self._tidy(done.run)
+
+    def _attempt(self, entry: Entry, name: str) -> RunRecord:
+        return attempt(entry.cell.spec, self._folder.path / name, self._view.observer(entry))
+
+    def _outcome(
+        self, entry: Entry, name: str, result: Callable[[], RunRecord], tried: bool = False
+    ) -> RunRecord | None:
+        """The record; where there is none, why is journalled, unless an earlier try has one."""
+        try:
+            return result()
+        except InterruptedRunError:
+            raise
+        except CannotWorkError as error:
+            self._fail(entry, "excluded", name, str(error))
+        except Exception as error:  # noqa: BLE001 (a task's own code may raise anything: the rest goes on)
+            text = str(error) if isinstance(error, ManyhandsError) else f"{type(error).__name__}: {error}"
+            if not tried:
+                self._fail(entry, "failed", name, text)
+        return None
+
+    def _fail(self, entry: Entry, state: Any, name: str, reason: str) -> None:
+        entry.state, entry.reason = state, reason
+        if state == "excluded":
+            self._exclude(entry.cell, reason)
+        else:
+            self._write("failed", entry.cell, run=name, reason=reason)
+        self._view.changed(entry)
+
+    # ------------------------------------------------------------------ what jobs need, too
+    @property
+    def path(self) -> Path:
+        """The study's folder."""
+        return self._folder.path
+
+    def begin(self, entry: Entry) -> None:
+        """A cell's turn has come; one that failed before begins anew, whatever it had left."""
+        if name := self._history.failed_run(entry.cell):
+            shutil.rmtree(self._folder.path / name, ignore_errors=True)
+        entry.state, entry.reason = "running", ""
+        self._view.changed(entry)
+
+    def start(self, entry: Entry) -> str:
+        """Journal that it runs, in the folder of this name."""
+        name = self._history.free_name(entry.cell)
+        self._write("started", entry.cell, run=name)
+        return name
+
+    def end(self, entry: Entry, name: str, result: Callable[[], RunRecord]) -> None:
+        """Journal what came of it."""
+        record = self._outcome(entry, name, result)
+        if record is not None:
+            self.finish(entry, name, record)
+
+    def finish(self, entry: Entry, name: str, record: RunRecord, noise: float | None = None) -> None:
+        """Journal a cell's result, and keep of its run what is read again."""
+        rounded = None if noise is None else round(max(0.0, noise), 4)
+        event = self._write("finished", entry.cell, run=name, noise=rounded, timed=entry.cell.timed)
+        entry.state, entry.record = "finished", self._folder.record(event, entry.cell)
+        self._tidy(name)
+        self._view.changed(entry)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self._view.tick()
+
+    def is_over(self) -> bool:
+        """Whether no further cell may begin."""
+        return self._over() is not None
+
+    # ------------------------------------------------------------------ small things
+    def _over(self) -> str | None:
+        budget = self._study.budget
+        if budget is None or time.monotonic() - self._began < budget:
+            return None
+        return f"the budget of {words.duration(budget)} is spent"
+
+    def _calibration(self) -> float:
+        """How fast the machine is, before a cell."""
+        if time.monotonic() - self._calibrated < FRESH:
+            return self._history.last
+        if not self._history.calibrations:  # what is the best of a few is not one unlucky moment
+            self._calibrate()
+        return self._calibrate()
+
+    def _calibrate(self) -> float:
+        seconds = calibration.measure()
+        event = {"seconds": round(seconds, 6), "host": socket.gethostname()}
+        self._journal.write("calibration", **event)
+        self._history.take({"event": "calibration", **event})
+        self._calibrated = time.monotonic()
+        return seconds
+
+    def _write(self, event: str, cell: Cell, **fields: Any) -> dict[str, Any]:
+        said = {"cell": cell.key, **fields}
+        self._journal.write(event, **said)
+        self._history.take({"event": event, **said})
+        return said
+
+    def _exclude(self, cell: Cell, reason: str) -> None:
+        if self._history.excluded(cell) != reason:
+            self._write("excluded", cell, reason=reason)
+
+    def _tidy(self, name: str) -> None:
+        if not self._study.keep_models:
+            tidy(self._folder.path / name)

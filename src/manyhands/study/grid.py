@@ -1,49 +1,194 @@
-"""Study files: TOML in, the list of cells (run specs) out."""
+"""From a table of settings to cells: a list is a choice of values, each combination is a cell."""
 
 from __future__ import annotations
 
 import itertools
-import tomllib
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from pydantic import ValidationError
+
+from manyhands import environment
 from manyhands.arrange import arrange
 from manyhands.errors import UsageError, choices
-from manyhands.run import check
+from manyhands.results import Cell
 from manyhands.spec import RunSpec
+from manyhands.strategies import STRATEGIES, options
 
-_KEYS = ("name", "fallback", "grid")
+NESTED = ("options", "strategy_options", "recipe_options")
+OWN = ("share", "lr", "repeats", "timed")  # what a grid has beyond the settings of a run
+KEYS = (*RunSpec.model_fields, *OWN)
+_SHORT = {"lr": "recipe_options.lr"}
+_MOST = 10_000  # cells of a study: more is a slip, and would take for ever to say
+
+Choices = dict[str, list[Any]]
 
 
-class Study(NamedTuple):
-    """A name, the cells in their order, and the task to take where a cell's data cannot be had."""
+class SlipError(UsageError):
+    """Something wrong with a table of a study's file, and the key that it is about."""
 
-    name: str
-    cells: list[RunSpec]
-    fallback: str | None
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
 
 
-def read(path: Path) -> Study:
-    """Read a study file; every cell is checked before any of them runs."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read the study {path}: {(error.strerror or str(error)).lower()}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    for key in content:
-        if key not in _KEYS:
-            raise UsageError(f"{path} has no key {key!r} ({choices(key, _KEYS)})")
-    cells = [cell for table in content.get("grid", []) for cell in expand(table)]
-    if not cells:
-        raise UsageError(f"{path} has no cells: it needs at least one [[grid]]")
+def flatten(table: Mapping[str, Any], what: str, keys: tuple[str, ...] = KEYS) -> Choices:
+    """Every setting of a table under its dotted name, with the values to choose from."""
+    found: Choices = {}
+    for key, value in table.items():
+        if key not in keys:
+            raise SlipError(key, f"{what} has no key {key!r} ({choices(key, keys)})")
+        if key in NESTED and not isinstance(value, list):
+            if not isinstance(value, dict):
+                raise SlipError(key, f"{key} is a table of options, got {value!r}")
+            found |= {f"{key}.{name}": _listed(each) for name, each in value.items()}
+            continue
+        name = _SHORT.get(key, key)
+        if name in found or (name != key and key in found):
+            raise SlipError(key, f"{key} is short for {name}: give one of them")
+        found[name] = _listed(value)
+    if "lr" in table and "lr" in _dict(table.get("recipe_options")):
+        raise SlipError("lr", "lr is short for recipe_options.lr: give one of them")
+    if "share" in table and "batch" in table:
+        raise SlipError("share", "share is the batch a worker and batch is that of all: give one of them")
+    for key, values in found.items():
+        if not values:
+            raise SlipError(key, f"{key} is an empty list: there is no value to take")
+    return found
+
+
+def merged(defaults: Choices, own: Choices) -> Choices:
+    """A grid's settings, and of the defaults those that it says nothing about."""
+    same = {"share": "batch", "batch": "share"}  # two ways to say one thing
+    rest = {
+        key: values for key, values in defaults.items() if key not in own and same.get(key, key) not in own
+    }
+    return {**own, **rest}
+
+
+def repeats_of(settings: Choices, otherwise: int) -> int:
+    """How often a grid's cells are run."""
+    value = _single(settings, "repeats", otherwise)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SlipError("repeats", f"repeats must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def timed_of(settings: Choices) -> bool:
+    """Whether a grid's seconds count."""
+    value = _single(settings, "timed", True)
+    if not isinstance(value, bool):
+        raise SlipError("timed", f"timed must be true or false, got {value!r}")
+    return value
+
+
+def expand(settings: Choices) -> list[RunSpec]:
+    """A spec for each combination of values, the last key's changing quickest."""
+    chosen = {key: values for key, values in settings.items() if key not in ("repeats", "timed")}
+    if "task" not in chosen:
+        raise SlipError("", "a grid needs a task")
+    count = 1
+    for values in chosen.values():
+        count *= len(values)
+    if count > _MOST:
+        raise SlipError("", f"this grid has {count:,} cells, and a study at most {_MOST:,}")
+    strategies = [name for name in chosen.get("strategy", []) if name in STRATEGIES]
+    specs = []
+    for combination in itertools.product(*chosen.values()):
+        fields = _fields(dict(zip(chosen, combination, strict=True)))
+        _keep_own_options(fields, strategies)
+        specs.append(_spec(fields))
+    return specs
+
+
+def unique(cells: Iterator[Cell]) -> list[Cell]:
+    """Identical cells are one, timed if one of them is; all of them once before any is repeated."""
+    found: dict[str, Cell] = {}
     for cell in cells:
-        check(cell)
-    return Study(content.get("name", path.stem), cells, content.get("fallback"))
+        before = found.get(cell.key)
+        found[cell.key] = cell._replace(timed=cell.timed or (before is not None and before.timed))
+    return sorted(found.values(), key=lambda cell: cell.repeat)
 
 
-def expand(table: dict[str, Any]) -> list[RunSpec]:
-    """One table of RunSpec's fields; where a field is a list, a cell for each of its values."""
-    lists = {key: value if isinstance(value, list) else [value] for key, value in table.items()}
-    combinations = itertools.product(*lists.values())
-    return [RunSpec.of(**arrange(dict(zip(lists, values, strict=True)))) for values in combinations]
+def matches(spec: RunSpec, exclude: Choices) -> bool:
+    """Whether a spec has, of every setting of the table, one of the values."""
+    return all(_value(spec, key) in values for key, values in exclude.items())
+
+
+def _value(spec: RunSpec, key: str) -> Any:
+    name, _, option = key.partition(".")
+    if name == "share":
+        return None if spec.batch is None else spec.batch / spec.workers
+    value = getattr(spec, name)
+    return value.get(option) if option else value
+
+
+def with_cores(values: Choices) -> Choices:
+    """The same where `threads = "all"` is this machine's cores."""
+    threads = [environment.cores() if value == "all" else value for value in values.get("threads", [])]
+    return {**values, "threads": threads} if threads else values
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _single(settings: Choices, key: str, otherwise: Any) -> Any:
+    values = settings.get(key, [otherwise])
+    if len(values) > 1:
+        raise SlipError(key, f"{key} is one value for all cells of a grid, not a list")
+    return values[0]
+
+
+def _fields(flat: dict[str, Any]) -> dict[str, Any]:
+    """Dotted names as tables again, and the batch of all where the batch a worker is given."""
+    fields: dict[str, Any] = {}
+    for key, value in flat.items():
+        name, _, option = key.partition(".")
+        if option:
+            fields[name] = {**fields.get(name, {}), option: value}
+        elif name in NESTED:
+            if not isinstance(value, dict):
+                raise SlipError(name, f"{name} is a table of options, got {value!r}")
+            fields[name] = {**fields.get(name, {}), **value}
+        else:
+            fields[name] = value
+    share, workers = fields.pop("share", None), fields.get("workers", 1)
+    if share is not None and isinstance(workers, int):
+        if not isinstance(share, int) or share < 1:
+            raise SlipError("share", f"share must be a whole number of at least 1, got {share!r}")
+        fields["batch"] = share * workers
+    return fields
+
+
+def _keep_own_options(fields: dict[str, Any], strategies: list[str]) -> None:
+    """In a grid of several strategies an option is for those that have it: `every` is not allreduce's."""
+    strategy, given = fields.get("strategy"), fields.get("strategy_options")
+    if strategy not in STRATEGIES or not given:
+        return
+    others = {name for other in strategies if other != strategy for name in options.known(other)}
+    foreign = others - set(options.known(strategy))
+    fields["strategy_options"] = {name: value for name, value in given.items() if name not in foreign}
+
+
+def _spec(fields: dict[str, Any]) -> RunSpec:
+    try:
+        arranged = arrange(fields)
+    except UsageError as error:
+        raise SlipError("launcher", str(error)) from None
+    try:
+        RunSpec(**arranged)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        if key == "threads" and isinstance(fields.get(key), str):
+            reason = f'threads must be a whole number or "all", got {fields[key]!r}'
+            raise SlipError(key, reason) from None
+        try:
+            RunSpec.of(**arranged)
+        except UsageError as sentence:
+            raise SlipError(key, str(sentence)) from None
+    return RunSpec.of(**arranged)

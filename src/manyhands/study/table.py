@@ -1,110 +1,174 @@
-"""A study's cells as rows of numbers, then as a table and an answer in a sentence."""
+"""A study's table: a row for the repeats and seeds of a cell, then as aligned text, a block for each task."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from manyhands import words
+from manyhands.analysis import groups
+from manyhands.analysis.scaling import Pair, baselines
+from manyhands.analysis.stats import NOISY
+from manyhands.analysis.target import steps_to_target
+from manyhands.analysis.verdicts import verdicts, word
 from manyhands.record import RunRecord
-from manyhands.study.execute import Cell
+from manyhands.results import Results, Without
+from manyhands.spec import RunSpec
 
-HEADER = ("task", "strategy", "workers", "batch", "samples/s", "to target", "samples", "at the end")
+_LEFT = ("strategy", "recipe", "verdict")  # columns of words; numbers are aligned to the right
 
 
 class Row(NamedTuple):
-    """One cell's numbers."""
+    """One line of a task's block, as text."""
+
+    strategy: str
+    workers: str
+    threads: str
+    batch: str
+    recipe: str
+    rate: str
+    speed_up: str
+    to_target: str
+    at_the_end: str
+    verdict: str
+
+
+class Block(NamedTuple):
+    """One task's lines."""
 
     task: str
-    strategy: str
-    workers: int
-    batch: int
-    status: str
-    samples_per_second: float
-    target: float
-    target_seconds: float | None
-    target_samples: int | None
-    metric: float | None
-    metric_name: str
+    header: Row
+    rows: list[Row]
 
 
-def row(record: RunRecord) -> Row:
-    """The numbers of a finished cell."""
-    spec = record.spec
+def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list[Block]:
+    """A block for each task, in order of appearance."""
+    names = dict.fromkeys([*groups.tasks(records), *(without.cell.spec.task for without in failed)])
+    found = []
+    for name in names:
+        mine = groups.of_task(records, name)
+        lost = [each for each in failed if each.cell.spec.task == name]
+        alike: dict[tuple[groups.Key, str], list[RunRecord]] = {}
+        for record in mine:
+            alike.setdefault((groups.key(record), groups.recipe_key(record)), []).append(record)
+        rows = [_row(each, mine, name) for each in alike.values()]
+        rows += [_failed(without) for without in lost]
+        found.append(Block(name, _header(mine), rows))
+    return found
+
+
+def draw(block: Block, width: int | None = None) -> list[str]:
+    """Aligned columns without those that say nothing; what is wider than the terminal is cut."""
+    lines = [block.header, *block.rows]
+    same = {"threads", "recipe"}  # shown where they differ
+    texts = []
+    for number, name in enumerate(Row._fields):
+        column = [line[number] for line in lines]
+        told = set(column[1:]) - {""}
+        if not told or (name in same and len(told) == 1):
+            continue
+        longest = max(map(len, column))
+        texts.append([text.ljust(longest) if name in _LEFT else text.rjust(longest) for text in column])
+    return [cut(" " + "  ".join(row).rstrip(), width) for row in zip(*texts, strict=True)]
+
+
+def draw_all(results: Results, width: int | None = None) -> list[str]:
+    """The whole table, the task's name above its block where there are several."""
+    found = blocks(results.records, results.failed)
+    lines: list[str] = []
+    for block in found:
+        if len(found) > 1:
+            lines += [*([""] if lines else []), block.task]
+        lines += draw(block, width)
+    return lines
+
+
+def _header(records: Sequence[RunRecord]) -> Row:
+    targets = {words.threshold(record.target, record.metric_name) for record in records}
+    unit = "img" if any(record.unit == "images" for record in records) else "samples"
+    goal = f"to {targets.pop()}" if len(targets) == 1 else "to target"
     return Row(
-        spec.task,
-        spec.strategy,
-        spec.workers,
-        spec.batch or 0,
-        record.status,
-        record.samples_per_second,
-        record.target,
-        record.target_seconds,
-        record.target_samples,
-        record.metric,
-        record.metric_name,
+        "strategy",
+        "workers",
+        "threads",
+        "batch",
+        "recipe",
+        f"{unit}/s",
+        "speed-up",
+        goal,
+        "at the end",
+        "verdict",
     )
 
 
-def draw(cells: list[Cell]) -> list[str]:
-    """Aligned columns, numbers to the right."""
-    lines = [HEADER]
-    for cell in cells:
-        if cell.record is None:
-            spec = cell.spec
-            lines.append(
-                (spec.task, spec.strategy, str(spec.workers), str(spec.batch or ""), "failed", "", "", "")
-            )
-            continue
-        numbers = row(cell.record)
-        lines.append(
-            (
-                numbers.task,
-                numbers.strategy,
-                str(numbers.workers),
-                f"{numbers.batch:,}",
-                f"{numbers.samples_per_second:,.0f}",
-                _to_target(numbers),
-                "" if numbers.target_samples is None else f"{numbers.target_samples:,}",
-                words.score(numbers.metric, numbers.metric_name),
-            )
-        )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    return [
-        "  ".join(
-            text.ljust(width) if column < 2 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
+def _row(alike: list[RunRecord], task_records: Sequence[RunRecord], task: str) -> Row:
+    first = alike[0]
+    timed = [record for record in alike if groups.measured(record)]
+    pair = baselines(task_records, task, groups.batch(first))
+    rate = statistics.median(record.throughput for record in timed) if timed else None
+    one = pair[0] or pair[1]
+    speed_up = f"{rate / one.throughput.median:.2f}" if rate and one else ""
+    scores = [record.metric for record in alike if record.metric is not None]
+    end = words.score(statistics.median(scores), first.metric_name) if scores else ""
+    return Row(
+        groups.variant(first),
+        _crew(first.spec),
+        str(groups.threads(first)),
+        f"{groups.batch(first):,}",
+        _recipe(first),
+        f"{rate:,.0f}" if rate else "",
+        speed_up,
+        to_target(alike),
+        end,
+        _verdict(alike, timed, pair),
+    )
+
+
+def _verdict(alike: list[RunRecord], timed: list[RunRecord], pair: Pair) -> str:
+    said = word(verdicts(timed[0], *pair)) if timed else ""
+    noise = max((record.machine_noise or 0.0 for record in alike), default=0.0)
+    if noise > NOISY and "noisy" not in said:
+        flag = f"noisy: machine {words.percent(noise)} slower"
+        said = f"{said}, {flag}" if said else flag
+    return said
+
+
+def _failed(without: Without) -> Row:
+    spec = without.cell.spec
+    text = f"failed: {without.reason.splitlines()[0] if without.reason else ''}"
+    batch = f"{spec.batch:,}" if spec.batch else ""
+    return Row(spec.strategy, _crew(spec), "", batch, "", "", "", "", "", text)
+
+
+def to_target(alike: Sequence[RunRecord]) -> str:
+    """`5.0 s`, of untimed ones `412 steps`; `(2 of 3)` where not all of them got there."""
+    tried = [record for record in alike if groups.attempted(record)]
+    if not tried:
+        return ""
+    reached = [record for record in tried if groups.succeeded(record)]
+    if not reached:
+        return "diverged" if all(record.status == "diverged" for record in tried) else "not reached"
+    seconds = [
+        record.target_seconds for record in reached if record.timed and record.target_seconds is not None
     ]
+    steps = [found for record in reached if (found := steps_to_target(record)) is not None]
+    if seconds:
+        text = words.duration(statistics.median(seconds))
+    else:
+        text = words.plural(round(statistics.median(steps)), "step") if steps else "reached"
+    return text if len(reached) == len(tried) else f"{text} ({len(reached)} of {len(tried)})"
 
 
-def _to_target(numbers: Row) -> str:
-    if numbers.status == "diverged":
-        return "diverged"
-    reached = "not reached" if numbers.target_seconds is None else words.duration(numbers.target_seconds)
-    return f"{reached} ({words.threshold(numbers.target, numbers.metric_name)})"
+def _crew(spec: RunSpec) -> str:
+    return f"{spec.workers}+{spec.servers}" if spec.servers else str(spec.workers)
 
 
-def answers(cells: list[Cell]) -> list[str]:
-    """For each task the batch and workers that got it trained soonest, and those that ran fastest."""
-    rows = [row(cell.record) for cell in cells if cell.record is not None]
-    return [
-        _answer(task, [numbers for numbers in rows if numbers.task == task])
-        for task in dict.fromkeys(r.task for r in rows)
-    ]
+def _recipe(record: RunRecord) -> str:
+    lr = record.recipe.get("lr")
+    return groups.recipe_variant(record) + (f", lr {lr:g}" if isinstance(lr, float | int) else "")
 
 
-def _setting(numbers: Row) -> str:
-    """`batch 512`, and with how many workers where there are several."""
-    return f"batch {numbers.batch}" + (f" on {numbers.workers} workers" if numbers.workers > 1 else "")
-
-
-def _answer(task: str, rows: list[Row]) -> str:
-    fastest = max(rows, key=lambda numbers: numbers.samples_per_second)
-    speed = f"{_setting(fastest)} runs fastest ({fastest.samples_per_second:,.0f} samples/s)"
-    timed = [(numbers.target_seconds, numbers) for numbers in rows if numbers.target_seconds is not None]
-    if not timed:
-        return f"{task}: no cell reached {words.threshold(rows[0].target, rows[0].metric_name)}; {speed}"
-    seconds, soonest = min(timed, key=lambda pair: pair[0])
-    target = words.threshold(soonest.target, soonest.metric_name)
-    return f"{task}: {_setting(soonest)} reaches {target} soonest ({words.duration(seconds)}); {speed}"
+def cut(text: str, width: int | None) -> str:
+    """No longer than so many characters."""
+    return text if width is None or len(text) <= width else text[: max(1, width - 1)] + "…"

@@ -1,0 +1,174 @@
+"""How long cells will take: from earlier runs that are alike, else from a probe of about a second a task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from manyhands import environment
+from manyhands.errors import ManyhandsError
+from manyhands.folder import RunFolder
+from manyhands.record import RunRecord
+from manyhands.results import Cell
+from manyhands.spec import RunSpec
+
+START = {"inline": 0.3, "local": 1.5}  # seconds until the first step: data, model, processes
+CELL = 0.2  # a calibration, the journal
+PROBE = 1.0
+_MOST = 2_000  # records that are looked at
+
+# Where the data of a task comes from is known when it is built, which would fetch them.
+_DATA = {"mnist": "mnist", "fashion": "fashion-mnist", "cifar": "cifar-10"}
+
+
+class Known(NamedTuple):
+    """How fast something alike was."""
+
+    spec: RunSpec
+    threads: int
+    rate: float  # samples a second
+    evaluation: float  # seconds
+    train_samples: int
+    target_samples: int | None
+    probed: bool = False
+
+
+class Estimate(NamedTuple):
+    """Seconds, of those cells for which something is known, and what they rest on."""
+
+    seconds: float
+    runs: int  # cells that were like an earlier run
+    probed: tuple[str, ...]  # tasks
+    unknown: tuple[str, ...]  # tasks
+    by_cell: dict[str, float]
+
+
+def earlier(*folders: Path) -> list[RunRecord]:
+    """The records of all runs in these folders, the latest first."""
+    paths = {path.resolve(): path for folder in folders for path in folder.glob("*/result.json")}
+    latest = sorted(paths.values(), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]
+    return [record for path in latest if (record := _record(path.parent))]
+
+
+def _record(folder: Path) -> RunRecord | None:
+    try:
+        record = RunFolder(folder).record()
+    except (ManyhandsError, OSError):
+        return None  # whatever else lies there is not ours to judge
+    return record if record and record.status in ("finished", "target") and record.throughput > 0 else None
+
+
+def known(records: Iterable[RunRecord]) -> list[Known]:
+    """What they say about speed."""
+    found = []
+    for record in records:
+        looks = max(1, len(record.curve)) if record.curve else max(1, round(record.epochs))
+        spent = max((phases.get("evaluation", 0.0) for phases in record.phases), default=0.0)
+        found.append(
+            Known(
+                record.spec,
+                record.environment.threads,
+                record.throughput,
+                spent / looks,
+                record.train_samples,
+                record.target_samples,
+            )
+        )
+    return found
+
+
+def estimate(
+    cells: Iterable[Cell], facts: list[Known], jobs: int = 1, resolved: Mapping[str, RunSpec] | None = None
+) -> Estimate:
+    """The time for these cells, one after the other, or some of them `jobs` at a time."""
+    by_cell: dict[str, float] = {}
+    runs, probed, unknown = 0, dict[str, None](), dict[str, None]()
+    total = 0.0
+    for cell in cells:
+        spec = (resolved or {}).get(cell.key, cell.spec)
+        like = nearest(spec, facts)
+        if like is None:
+            unknown[cell.spec.task] = None
+            continue
+        if like.probed:
+            probed[cell.spec.task] = None
+        else:
+            runs += 1
+        seconds = by_cell[cell.key] = seconds_of(spec, like)
+        shared = jobs > 1 and not cell.timed and cell.spec.ranks == 1
+        total += seconds / min(jobs, environment.cores()) if shared else seconds
+    return Estimate(total, runs, tuple(probed), tuple(unknown), by_cell)
+
+
+def nearest(spec: RunSpec, facts: list[Known]) -> Known | None:
+    """The run that is most like this one, of the same task."""
+    same = [
+        fact
+        for fact in facts
+        if fact.spec.task == spec.task and {**fact.spec.options, **spec.options} == fact.spec.options
+    ]
+
+    def likeness(fact: Known) -> tuple[bool, bool, bool, float]:
+        batches = (spec.batch or fact.spec.batch or 1, fact.spec.batch or 1)
+        return (
+            (fact.spec.strategy, fact.spec.workers) == (spec.strategy, spec.workers),
+            fact.threads == threads_of(spec),
+            not fact.probed,
+            -abs(math.log(batches[0] / batches[1])),
+        )
+
+    return max(same, key=likeness, default=None)
+
+
+def threads_of(spec: RunSpec) -> int:
+    """A worker's threads, where nothing is said its share of the cores."""
+    return spec.threads or max(1, environment.cores() // spec.ranks)
+
+
+def seconds_of(spec: RunSpec, like: Known) -> float:
+    """Starting, training and looking at the test set, whichever limit ends it."""
+    n = like.train_samples
+    samples = (spec.epochs or like.spec.epochs or 1.0) * n
+    if spec.samples is not None:
+        samples = min(samples, spec.samples)
+    same_course = (spec.batch or like.spec.batch) == like.spec.batch
+    if spec.stop_at_target and like.target_samples is not None and same_course:
+        samples = min(samples, like.target_samples)
+    rate = like.rate * _cores(spec, threads_of(spec)) / _cores(like.spec, like.threads)
+    training = samples / rate
+    if spec.seconds is not None and training > spec.seconds:
+        training, samples = spec.seconds, spec.seconds * rate
+    looks = max(1, math.ceil(samples / (spec.evaluate_every * n)))
+    return training + looks * like.evaluation + START.get(spec.launcher, 2.0) + CELL
+
+
+def _cores(spec: RunSpec, threads: int) -> int:
+    """That work at a time; layers on successive workers wait for each other."""
+    busy = threads if spec.strategy == "layers" else spec.workers * threads
+    return max(1, min(environment.cores(), busy))
+
+
+def in_cache(task: str) -> bool:
+    """Whether a task can be built without fetching anything."""
+    from manyhands.data.download import present
+
+    data = _DATA.get(task.partition("-")[0])
+    return data is None or present(data)
+
+
+def probe(spec: RunSpec) -> Known:
+    """The speed of one worker with one thread, measured for about a second on the (resolved) spec."""
+    from manyhands.place import Place
+    from manyhands.rehearsal import measure
+    from manyhands.tasks import find
+
+    alone = {"strategy": "single", "strategy_options": {}, "transport": "solo", "launcher": "inline"}
+    one = spec.replace(**alone, workers=1, accumulate=1, threads=1)
+    task = find.build(one.task, one.options)
+    rate = measure(Place(), one, PROBE)
+    assert rate is not None
+    # forward alone is about a third of a step
+    evaluation = len(task.test) / (3 * rate)
+    return Known(one, 1, rate, evaluation, len(task.train), None, probed=True)

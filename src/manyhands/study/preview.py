@@ -1,0 +1,150 @@
+"""`--dry-run`: the cells in groups, those that cannot work and why, and about how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyhands import words
+from manyhands.errors import DataUnavailableError, UsageError
+from manyhands.results import Cell, StudyFolder, Without
+from manyhands.spec import RunSpec
+from manyhands.study import estimate
+from manyhands.study.estimate import Estimate
+from manyhands.study.file import Study
+from manyhands.study.history import History
+from manyhands.study.sheet import cell_title, title
+
+
+class Preview(NamedTuple):
+    """What would be run."""
+
+    study: Study
+    out: Path
+    left: list[Cell]
+    finished: list[Cell]
+    excluded: list[Without]
+    time: Estimate
+
+
+def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
+    """Look at every cell without running any; nothing is fetched."""
+    history = History(StudyFolder(out).events(), "")
+    finished = [cell for cell in study.cells if history.is_finished(cell)]
+    waiting = [cell for cell in study.cells if not history.is_finished(cell)]
+    results = sorted(Path("results").glob("*/"))
+    facts = estimate.known(estimate.earlier(out, *results, Path("runs")))
+    excluded = list(study.excluded)
+    probed: set[str] = set()
+    specs: dict[str, RunSpec] = {}
+    for cell in sorted(waiting, key=lambda cell: cell.spec.task):  # the last task that was built is kept
+        try:
+            resolved = _resolved(cell.spec)
+        except UsageError as error:
+            excluded.append(Without(cell, str(error)))
+            continue
+        specs[cell.key] = resolved or cell.spec
+        if resolved and cell.spec.task not in probed and estimate.nearest(resolved, facts) is None:
+            facts.append(estimate.probe(resolved))
+            probed.add(cell.spec.task)
+    left = [cell for cell in waiting if cell.key in specs]
+    time = estimate.estimate(left, facts, jobs, specs)
+    return Preview(study, out, left, finished, excluded, time)
+
+
+def _resolved(spec: RunSpec) -> RunSpec | None:
+    """With nothing left open; none where its data are not there."""
+    if not estimate.in_cache(spec.task):
+        return None
+    from manyhands.resolve import resolve
+
+    try:
+        return resolve(spec)
+    except DataUnavailableError:
+        return None
+
+
+def draw(found: Preview) -> list[str]:
+    """As lines for a person."""
+    study = found.study
+    lines = [study.title if study.title != study.name else study.name]
+    lines += [study.about] if study.about else []
+    counts = [words.plural(len(found.left), "cell")]
+    counts += [f"{len(found.finished)} finished before"] if found.finished else []
+    counts += [f"{len(found.excluded)} excluded"] if found.excluded else []
+    counts += [f"{study.left_out} left out by the file"] if study.left_out else []
+    counts += [f"budget {words.duration(study.budget)}"] if study.budget else []
+    lines += [" · ".join([*counts, how_long(found.time), str(found.out)]), ""]
+    lines += _groups(found)
+    if found.excluded:
+        lines += ["", "excluded:"]
+        lines += [f"  {cell_title(each.cell)}: {each.reason}" for each in found.excluded]
+    return lines
+
+
+def how_long(time: Estimate) -> str:
+    """`about 4 min (from 12 earlier runs; mnist-cnn was probed for a second)`."""
+    if not time.by_cell:
+        return "how long it takes is not known: no run is like it, and its data are not here"
+    bases = [f"{words.plural(time.runs, 'cell')} judged by earlier runs"] if time.runs else []
+    bases += [f"{', '.join(time.probed)} probed for a second"] if time.probed else []
+    bases += [f"without {', '.join(time.unknown)}, whose data are not here"] if time.unknown else []
+    return f"about {words.duration(time.seconds)} ({'; '.join(bases)})"
+
+
+def to_json(found: Preview) -> dict[str, Any]:
+    """For a program."""
+    return {
+        "study": found.study.name,
+        "out": str(found.out),
+        "cells": [
+            {**cell.to_json(), "cell": cell.key, "seconds": found.time.by_cell.get(cell.key)}
+            for cell in found.left
+        ],
+        "finished": [cell.key for cell in found.finished],
+        "excluded": [{**each.cell.to_json(), "reason": each.reason} for each in found.excluded],
+        "seconds": found.time.seconds if found.time.by_cell else None,
+        "estimate": how_long(found.time),
+    }
+
+
+def _groups(found: Preview) -> list[str]:
+    """A line for cells that differ in batch, rate, seed and repeat only."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in found.left:
+        groups.setdefault(_group(cell), []).append(cell)
+    rows = []
+    for name, cells in groups.items():
+        seconds = [found.time.by_cell[cell.key] for cell in cells if cell.key in found.time.by_cell]
+        spent = words.duration(sum(seconds)) if len(seconds) == len(cells) else ""
+        rows.append((name, _varying(cells), words.plural(len(cells), "cell"), spent))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    return [
+        f"  {name:{widths[0]}}  {what:{widths[1]}}  {count:>{widths[2]}}  {spent:>{widths[3]}}".rstrip()
+        for name, what, count, spent in rows
+    ]
+
+
+def _group(cell: Cell) -> str:
+    options = {name: value for name, value in cell.spec.recipe_options.items() if name != "lr"}
+    spec = cell.spec.replace(batch=None, seed=0, recipe_options=options)
+    return title(spec) + ("" if cell.timed else " · not timed")
+
+
+def _varying(cells: Iterable[Cell]) -> str:
+    cells = list(cells)
+    specs = [cell.spec for cell in cells]
+    parts = [
+        _list("batch", [spec.batch for spec in specs if spec.batch]),
+        _list("lr", [spec.recipe_options["lr"] for spec in specs if "lr" in spec.recipe_options]),
+        _list("seeds", [spec.seed for spec in specs]) if len({spec.seed for spec in specs}) > 1 else "",
+        f"{times} times" if (times := 1 + max(cell.repeat for cell in cells)) > 1 else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _list(name: str, values: list[Any]) -> str:
+    """`batch 128, 256`; nothing where there are none."""
+    texts = [f"{value:,}" if isinstance(value, int) else str(value) for value in sorted(set(values))]
+    return f"{name} {', '.join(texts)}" if texts else ""
