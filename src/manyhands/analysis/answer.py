@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from manyhands import words
 from manyhands.analysis import groups
-from manyhands.analysis.scaling import Point
+from manyhands.analysis.candidates import Candidate, by_speed, by_time, faster, first
+from manyhands.analysis.fine_line import FineLine, fine_lines
+from manyhands.analysis.regimes import about, regimes
+from manyhands.analysis.scaling import Point, curves, points
 from manyhands.analysis.target import ToTarget, to_target
+from manyhands.record import RunRecord
 from manyhands.results import Results
+
+ONE = "one worker with one thread"
 
 
 class Answer(NamedTuple):
@@ -17,17 +25,217 @@ class Answer(NamedTuple):
     text: str
     fastest: ToTarget | Point | None
     cheapest: ToTarget | Point | None
-    lines: list[str]
+    lines: list[str]  # the sentences of the text
+
+
+class _Field(NamedTuple):
+    """All that competes in one task, and where."""
+
+    task: str
+    records: list[RunRecord]
+    tries: list[ToTarget]
+    runners: list[Candidate]  # the quickest first
+    results: Results
+
+    @property
+    def cores(self) -> int:
+        return max(record.environment.cores for record in self.records)
+
+    @property
+    def every(self) -> str:
+        return f"one worker with all {self.cores} cores as threads"
+
+    @property
+    def several(self) -> list[Candidate]:
+        return [each for each in self.runners if each.cell.workers > 1]
 
 
 def answers(results: Results) -> list[Answer]:
     """One for each task, in order of appearance."""
-    found = []
-    for task in groups.tasks(results.records):
-        arrived = [each for each in to_target(groups.of_task(results.records, task)) if each.seconds]
-        best = min(arrived, key=lambda each: each.best_seconds or 0.0, default=None)
-        text = (
-            f"for {task} on this machine train with {best.variant}." if best else f"for {task} no answer yet."
-        )
-        found.append(Answer(task, text, best, best, [text]))
-    return found
+    return [_answer(results, task) for task in groups.tasks(results.records)]
+
+
+def _answer(results: Results, task: str) -> Answer:
+    records = groups.of_task(results.records, task)
+    tries = _one_target(to_target(records, results.price))
+    timed, untimed = by_time(tries), []
+    if not timed:
+        untimed = by_speed(points(records, task, results.price), records[0].unit)
+    field = _Field(task, records, tries, timed or untimed, results)
+    lines = _lines(field, bool(timed))
+    cheapest = min(field.runners, key=lambda each: each.spent, default=None)
+    return Answer(
+        task,
+        " ".join(lines),
+        field.runners[0].cell if field.runners else None,
+        cheapest.cell if cheapest else None,
+        lines,
+    )
+
+
+def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:
+    """Those for the target that most cells tried for: seconds to different targets do not compare."""
+    targets = [each.target for each in tries]
+    chosen = max(targets, key=targets.count, default=None)
+    return [each for each in tries if each.target == chosen]
+
+
+def _lines(field: _Field, reached: bool) -> list[str]:
+    if not field.runners:
+        return [_nothing(field)]
+    missed = [] if reached or not field.tries else [_nobody(field)]
+    lines = [
+        *missed,
+        _main(field, reached, bool(missed)),
+        _threads(field),
+        _line(field),
+        _batches(field),
+        _cheapest(field),
+        _late(field) if reached else "",
+        _noise(field),
+    ]
+    return [line for line in lines if line]
+
+
+def _nothing(field: _Field) -> str:
+    arrived = [each for each in field.tries if each.samples]
+    if not arrived:
+        return f"for {field.task} no run came to its end: there is no answer yet."
+    best = min(arrived, key=lambda each: each.samples.median if each.samples else 0.0)
+    goal = words.threshold(best.target, best.metric_name)
+    assert best.samples is not None
+    count = words.count(best.samples.median, field.records[0].unit)
+    text = f"for {field.task} nothing was timed, so there is no fastest; the fewest samples to {goal} took"
+    return f"{text} {best.variant}, {best.crew}, batch {best.batch}: {count}."
+
+
+def _nobody(field: _Field) -> str:
+    """That the target was tried for and not reached, and how near the best came."""
+    goal = words.threshold(field.tries[0].target, field.tries[0].metric_name)
+    ended = [each for each in field.records if each.best_metric is not None and groups.attempted(each)]
+    some = sum(each.reached for each in field.tries)
+    if some:
+        return f"for {field.task} no cell reached {goal} in most of its runs ({some} did)."
+    if not ended:
+        return f"for {field.task} no cell reached {goal}."
+    name = ended[0].metric_name
+    sign = 1 if groups.higher_is_better(name) else -1
+    best = max(ended, key=lambda each: sign * (each.best_metric or 0.0))
+    near = words.score(best.best_metric, name)
+    return f"for {field.task} no cell reached {goal}; {groups.title(best)} came nearest with {near}."
+
+
+def _main(field: _Field, reached: bool, again: bool) -> str:
+    best, one = field.runners[0], first(field.runners, 1)
+    start = _start(field, reached, again)
+    if len(field.runners) == 1:
+        only = f"{'by speed ' if again else f'for {field.task} '}there is one cell only, {best.name}"
+        return f"{_capital(only) if again else only}: {best.shown}; it has nothing to be compared with."
+    if one is None:
+        return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
+    if best is one:
+        second = field.runners[1]
+        longer = words.percent(second.pace.median / best.pace.median - 1)
+        return f"{start} {best.name}: {best.shown}. Nothing else pays: {second.name} takes {longer} longer."
+    gained = faster(best, one)
+    against = f"({best.shown} against {one.brief})"
+    if gained.low <= 1:
+        return f"{start} {best.name}, though within the noise it is no faster than {ONE} {against}."
+    return f"{start} {best.name}: {times(gained.median)} faster than {ONE} {against}."
+
+
+def _start(field: _Field, reached: bool, again: bool) -> str:
+    hosts = {host for record in field.records for host in record.hosts}
+    here = "on this machine" if len(hosts) <= 1 else f"on these {len(hosts)} machines"
+    if again:
+        return f"By speed alone, {here} train with"
+    return f"for {field.task} {here} train with" if reached else f"for {field.task} {here} the fastest is"
+
+
+def _threads(field: _Field) -> str:
+    """What a user would do without us: always said, also where it was not run."""
+    best, every = field.runners[0], first(field.runners, field.cores)
+    if field.cores == 1 or not field.several:
+        return ""
+    if every is None:
+        return f"What {field.every} does was not run."
+    if best is every:
+        other = field.several[0]
+        longer = words.percent(other.pace.median / best.pace.median - 1)
+        sure = "" if other.pace.low > best.pace.high else ", within the noise"
+        return f"Plain threads win: the best of several workers, {other.name}, takes {longer} longer{sure}."
+    if best.cell.workers == 1:
+        return ""
+    gained = faster(best, every)
+    if gained.low <= 1:
+        return f"Plain threads are as fast, within the noise: {field.every} ({every.brief})."
+    return f"That is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
+
+
+def _line(field: _Field) -> str:
+    """The fine line of the strategy that is advised."""
+    best = field.runners[0].cell
+    lines = [line for line in fine_lines(curves(field.records)) if _through(line, best)]
+    if best.workers == 1 or not lines:
+        return ""
+    crossed = [line for line in lines if line.slower_from or line.costlier_from]
+    further = [line for line in crossed if (line.slower_from or line.costlier_from or 0) > best.workers]
+    return further[0].sentence if further else "" if crossed else lines[0].sentence
+
+
+def _through(line: FineLine, cell: ToTarget | Point) -> bool:
+    if line.variant != cell.variant or cell.workers not in line.counts:
+        return False
+    return line.fixed == (cell.batch if line.kind == "strong" else cell.batch / cell.workers)
+
+
+def _batches(field: _Field) -> str:
+    """Up to where larger batches pay, by the steps they save."""
+    fit = next((fit for fit in regimes(field.records) if fit.perfect_until is not None), None)
+    if fit is None or fit.perfect_until is None:
+        return ""
+    inside = fit.points[0].batch <= fit.perfect_until.value <= fit.points[-1].batch
+    if not inside:
+        return fit.sentence.partition(". ")[0] + "."
+    return f"Beyond batch {about(fit.perfect_until)} doubling the batch no longer halves the steps."
+
+
+def _cheapest(field: _Field) -> str:
+    best, least = field.runners[0], min(field.runners, key=lambda each: each.spent)
+    if len(field.runners) == 1:
+        return ""
+    if least is best:
+        return "It is the cheapest, too." if field.results.price is not None else ""
+    if field.results.price is None or least.cell.money is None or best.cell.money is None:
+        text = f"Fewest worker-seconds are spent by {least.name}:"
+        return f"{text} {least.spent:,.3g} against {best.spent:,.3g}{_unit(field)}."
+    price, other = (f"{field.results.currency}{cell.money:.2g}" for cell in (least.cell, best.cell))
+    return f"Cheapest is {least.name}: {price} against {other}{_unit(field)}."
+
+
+def _unit(field: _Field) -> str:
+    if isinstance(field.runners[0].cell, Point):
+        return f" for a million {field.records[0].unit}"
+    return f" to {words.threshold(field.tries[0].target, field.tries[0].metric_name)}"
+
+
+def _late(field: _Field) -> str:
+    late = sum(each.best_seconds is None for each in field.tries)
+    goal = words.threshold(field.tries[0].target, field.tries[0].metric_name)
+    return f"{late} of {len(field.tries)} cells did not reach {goal}." if late else ""
+
+
+def _noise(field: _Field) -> str:
+    noisy = field.runners[0].cell.noisy
+    return (
+        "The machine was noisy while this was measured: run it again before relying on it." if noisy else ""
+    )
+
+
+def times(ratio: float) -> str:
+    """`1.9x`; three digits where two would say that nothing is gained."""
+    return f"{ratio:.1f}x" if ratio >= 1.095 else f"{ratio:.2f}x"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -38,14 +38,14 @@ def breakdowns(records: Iterable[RunRecord]) -> list[Breakdown]:
     for task in groups.tasks(everything):
         mine = filter(groups.measured, groups.of_task(everything, task))
         for alike in groups.cells(mine).values():
-            ordered = sorted(alike, key=lambda record: record.throughput)
+            ordered = sorted(alike, key=lambda record: (record.throughput, record.run))
             found.append(breakdown(ordered[len(ordered) // 2]))
     return found
 
 
 def breakdown(record: RunRecord) -> Breakdown:
     """Of one run."""
-    ranks = rank_phases(record)
+    ranks = list(rank_phases(record).values())
     phases = {name: _mean([rank.get(name, 0.0) for rank in ranks]) for name in STEP_PHASES}
     calls, nbytes = _traffic(record)
     return Breakdown(
@@ -63,20 +63,17 @@ def breakdown(record: RunRecord) -> Breakdown:
     )
 
 
-def rank_phases(record: RunRecord) -> list[dict[str, float]]:
+def rank_phases(record: RunRecord) -> dict[int, dict[str, float]]:
     """Seconds of the mean step by phase, of every rank that trains and was not lost."""
-    paces = [pace.phases for pace in record.pace[record.spec.servers :] if pace]
+    first = record.spec.servers
+    paces = {rank: pace.phases for rank, pace in enumerate(record.pace) if pace and rank >= first}
     if paces:
-        return [training_phases(phases) for phases in paces]
-    there = [
-        (phases, _steps(record, rank))
+        return {rank: training_phases(phases) for rank, phases in paces.items()}
+    return {  # too few steps for a pace: all of them, the first ones too
+        rank: {name: seconds / _steps(record, rank) for name, seconds in training_phases(phases).items()}
         for rank, phases in enumerate(record.phases)
-        if rank >= record.spec.servers and phases
-    ]
-    return [
-        {name: seconds / steps for name, seconds in training_phases(phases).items()}
-        for phases, steps in there
-    ]
+        if phases and rank >= first
+    }
 
 
 def compute(phases: dict[str, float]) -> float:

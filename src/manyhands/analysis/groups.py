@@ -181,12 +181,12 @@ def crowded(record: RunRecord) -> bool:
 
 def runs(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Their folders, so that every number has its runs behind it."""
-    return tuple(record.run for record in records)
+    return tuple(sorted(record.run for record in records))
 
 
 def _usual(name: str, value: Any, record: RunRecord) -> bool:
-    if name == "stages" and value == record.spec.workers:
-        return True
+    if name in record.choices or (name == "stages" and value == record.spec.workers):
+        return True  # what a strategy chose by itself may differ from repeat to repeat
     default = _DEFAULTS.get(name)
     return value == default or (isinstance(value, list) and tuple(value) == default)
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from manyhands import words
 from manyhands.analysis import groups
 from manyhands.analysis.fit import FEWEST, Observation, estimate
-from manyhands.analysis.stats import Estimate, Summary
+from manyhands.analysis.stats import Estimate as Estimate
+from manyhands.analysis.stats import Summary
 from manyhands.analysis.target import censored, steps_to_target
 from manyhands.record import RunRecord
 

@@ -22,6 +22,11 @@ class Baseline(NamedTuple):
     batch: int
     name: str
 
+    @property
+    def spoken(self) -> str:
+        """Within a sentence: `one worker with one thread`."""
+        return self.name.replace(", ", " with ", 1)
+
 
 class Point(NamedTuple):
     """A cell's throughput over its repeats, and what that is worth."""

@@ -1,40 +1,168 @@
-"""What a run lost and how to get it back, in sentences: rules over its mean step, the largest loss first."""
+"""Verdicts in sentences: of a run, the largest loss first; of a study, what its runs say together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from manyhands.analysis.scaling import Baseline
+from manyhands import words
+from manyhands.analysis import causes, groups, remarks
+from manyhands.analysis.causes import Facts as Facts
+from manyhands.analysis.causes import Rule
+from manyhands.analysis.causes import Verdict as Verdict
+from manyhands.analysis.fine_line import FineLine, fine_lines
+from manyhands.analysis.scaling import Baseline, baselines, curves, points
+from manyhands.analysis.stats import NOISY, apart
+from manyhands.analysis.target import to_target
 from manyhands.record import RunRecord
 from manyhands.results import Results
 
+RULES: list[tuple[str, Rule]] = [*causes.RULES, *remarks.RULES]
 
-class Verdict(NamedTuple):
-    """One finding."""
-
-    rule: str
-    text: str
-    lost: float  # the share of the step that would be gained; 0 for remarks
-
-
-Rule = Callable[[RunRecord, Baseline | None, Baseline | None], Verdict | None]
-RULES: list[tuple[str, Rule]] = []
+# In a table's few words. How a run ended comes first, then what crowds out every other cause.
+_FIRST = {
+    "diverged": "diverged",
+    "interrupted": "interrupted",
+    "lost": "lost workers",
+    "oversubscribed": "more workers than cores",
+}
+_CAUSES = {
+    "communication": "communication",
+    "stragglers": "waits for the slowest",
+    "bubble": "stages wait",
+    "data": "waits for data",
+    "small-batch": "small batch a worker",
+    "contention": "shared memory bandwidth",
+    "optimiser": "optimiser",
+    "overhead": "short steps",
+}
+_THEN = {
+    "slower-than-one": "slower than one worker",
+    "threads-win": "threads are faster",
+    "near-the-limit": "near the limit",
+    "memory": "memory nearly full",
+    "staleness": "stale",
+    "noisy": "noisy machine",
+    "unmeasured": "too short",
+}
 
 
 def verdicts(
     record: RunRecord, baseline: Baseline | None, threads_baseline: Baseline | None = None
 ) -> list[Verdict]:
-    """All that apply, the largest loss first."""
-    found = [rule(record, baseline, threads_baseline) for _, rule in RULES]
-    return sorted(filter(None, found), key=lambda verdict: -verdict.lost)
+    """All that apply to a run, the largest loss first."""
+    facts = causes.facts(record, baseline, threads_baseline)
+    found = [verdict for _, rule in RULES if (verdict := rule(facts)) is not None]
+    return sorted(found, key=lambda verdict: -verdict.lost)
 
 
 def word(verdicts: Sequence[Verdict]) -> str:
-    """A few words for a table."""
-    return verdicts[0].rule if verdicts else ""
+    """A few words for a table: `near the limit`, `more workers than cores`."""
+    rules = [verdict.rule for verdict in verdicts]
+    for known in (_FIRST, _CAUSES, _THEN):
+        # causes are in order of what they cost; of the others the table's order counts
+        order = rules if known is _CAUSES else list(known)
+        for rule in order:
+            if rule in rules and rule in known:
+                return known[rule]
+    return ""
 
 
 def study_verdicts(results: Results) -> list[Verdict]:
-    """Of a study as a whole."""
-    return []
+    """What the runs say together: the largest loss, threads that win, the fine lines, then what to mind."""
+    records = results.records
+    found = [
+        *_largest(records),
+        *(verdict for task in groups.tasks(records) for verdict in _of_task(records, task)),
+        *_lines(fine_lines(curves(records))),
+        *_not_reached(records),
+        *_trust(results),
+        *_missing(results),
+    ]
+    return sorted(found, key=lambda verdict: -verdict.lost)
+
+
+def _largest(records: Sequence[RunRecord]) -> list[Verdict]:
+    """The run that lost most; of several that lost the same the first."""
+    best: tuple[Verdict, RunRecord] | None = None
+    for record in records:
+        if record.spec.workers < 2:
+            continue
+        for verdict in verdicts(record, None):
+            if best is None or verdict.lost > best[0].lost:
+                best = verdict, record
+    if best is None or best[0].lost == 0:
+        return []
+    verdict, record = best
+    where = f"{groups.task_name(record)}, {groups.title(record)}"
+    return [Verdict(verdict.rule, f"Most is lost by {where}: {verdict.text}", verdict.lost)]
+
+
+def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
+    """Whether what a user would do without us is better, and whether there is anything to compare with."""
+    several = [point for point in points(records, task) if point.workers > 1]
+    if not several:
+        return []
+    one, every = baselines(records, task, None)
+    found = []
+    if one is None:
+        text = f"For {task} no run had one worker and one thread: its speed-ups have no baseline."
+        found.append(Verdict("no-baseline", text, 0.0))
+    best = max(several, key=lambda point: point.throughput.median)
+    if every is not None and every.throughput.median > best.throughput.median:
+        ahead = every.throughput.median / best.throughput.median
+        sure = "" if apart(every.throughput, best.throughput) else ", within the noise"
+        text = f"For {task} plain threads win: {every.spoken} is {ahead:.2f}x as fast as"
+        text += f" the best of several workers ({best.variant}, {best.crew}, batch {best.batch}){sure}."
+        found.append(Verdict("threads-win", text, 0.0))
+    return found
+
+
+def _lines(lines: Sequence[FineLine]) -> list[Verdict]:
+    return [
+        Verdict("fine-line", f"{line.task}, {line.variant}, {line.batch}: {line.sentence}", 0.0)
+        for line in lines
+        if line.slower_from is not None
+    ]
+
+
+def _not_reached(records: Sequence[RunRecord]) -> list[Verdict]:
+    found = []
+    arrivals = to_target(records)
+    for task in groups.tasks(records):
+        mine = [each for each in arrivals if each.task == task]
+        late = [each for each in mine if each.reached == 0]
+        if late:
+            goal = words.threshold(late[0].target, late[0].metric_name)
+            cells = "no cell" if len(late) == len(mine) else f"{len(late)} of {len(mine)} cells never"
+            text = f"For {task} {cells} reached {goal}: they are counted as later than they were watched."
+            found.append(Verdict("not-reached", text, 0.0))
+    return found
+
+
+def _trust(results: Results) -> list[Verdict]:
+    found = []
+    noisy = [record for record in results.records if record.timed and (record.machine_noise or 0.0) > NOISY]
+    if noisy:
+        text = f"{len(noisy)} of {len(results.records)} runs were taken while the machine was more than"
+        found.append(Verdict("noisy", f"{text} {words.percent(NOISY)} slower than at its best.", 0.0))
+    if results.repeated:
+        text = f"{words.plural(len(results.repeated), 'run')} taken under heavy noise were taken again."
+        found.append(Verdict("repeated", text, 0.0))
+    diverged = [record for record in results.records if record.status == "diverged"]
+    if diverged:
+        runs = words.plural(len(diverged), "run")
+        found.append(Verdict("diverged", f"{runs} diverged, the first: {groups.title(diverged[0])}.", 0.0))
+    return found
+
+
+def _missing(results: Results) -> list[Verdict]:
+    found = []
+    for rule, cells, what in (
+        ("failed", results.failed, "failed"),
+        ("excluded", results.excluded, "cannot work and was not run"),
+        ("left", results.left, "has not been run"),
+    ):
+        if cells:
+            text = f"{words.plural(len(cells), 'cell')} {what}, the first of them because: {cells[0].reason}."
+            found.append(Verdict(rule, text, 0.0))
+    return found

@@ -1,0 +1,75 @@
+"""Cells that compete for the answer, by time to the target or by speed alone, under one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from manyhands import words
+from manyhands.analysis.scaling import MILLION, Point
+from manyhands.analysis.stats import Summary, ratio
+from manyhands.analysis.target import ToTarget
+
+
+class Candidate(NamedTuple):
+    """A cell and how long it takes for what is wanted of all."""
+
+    cell: ToTarget | Point
+    pace: Summary  # seconds: to the target, or for a million samples
+    shown: str  # "97 % after 4.9 s", "1,730 images/s"
+    brief: str  # "4.9 s", "1,730 images/s"
+
+    @property
+    def name(self) -> str:
+        """`allreduce, 2 workers, batch 256`; one worker by its threads."""
+        cell = self.cell
+        if cell.variant != "single":
+            return f"{cell.variant}, {cell.crew}, batch {cell.batch}"
+        many = "one thread" if cell.threads == 1 else f"{cell.threads} threads"
+        return f"one worker with {many}, batch {cell.batch}"
+
+    @property
+    def spent(self) -> float:
+        """Worker-seconds."""
+        return self.cell.worker_seconds or 0.0
+
+    def alone(self, threads: int) -> bool:
+        """Whether it is one worker with so many threads, as it comes."""
+        return self.cell.variant == "single" and self.cell.threads == threads
+
+
+def by_time(tries: Sequence[ToTarget]) -> list[Candidate]:
+    """Those that arrived, the quickest first."""
+    return sorted(filter(None, map(_timed, tries)), key=lambda each: each.pace.median)
+
+
+def by_speed(points: Sequence[Point], unit: str) -> list[Candidate]:
+    """All that were timed, the quickest first."""
+    found = []
+    for point in points:
+        rate = point.throughput
+        pace = Summary(MILLION / rate.median, MILLION / rate.high, MILLION / rate.low, rate.n)
+        shown = words.rate(rate.median, unit)
+        found.append(Candidate(point, pace, shown, shown))
+    return sorted(found, key=lambda each: each.pace.median)
+
+
+def faster(one: Candidate, other: Candidate) -> Summary:
+    """How many times as fast the one is as the other."""
+    return ratio(other.pace, one.pace)
+
+
+def first(candidates: Sequence[Candidate], threads: int) -> Candidate | None:
+    """The quickest with one worker and so many threads."""
+    return next((each for each in candidates if each.alone(threads)), None)
+
+
+def _timed(cell: ToTarget) -> Candidate | None:
+    seconds = cell.best_seconds
+    if seconds is None:
+        return None
+    pace = cell.seconds or Summary(seconds, seconds, seconds, 1)
+    goal = words.threshold(cell.target, cell.metric_name)
+    some = f", which {cell.reached} of {cell.of} runs reached" if cell.reached < cell.of else ""
+    brief = words.duration(seconds)
+    return Candidate(cell, pace, f"{goal} after {brief}{some}", brief)

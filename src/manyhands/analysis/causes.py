@@ -1,0 +1,304 @@
+"""Rules about lost time: each looks at the mean step of a run and says what a cause costs and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from manyhands import words
+from manyhands.analysis import groups
+from manyhands.analysis.breakdown import Breakdown, breakdown, compute, rank_phases
+from manyhands.analysis.scaling import Baseline
+from manyhands.record import RunRecord
+
+EFFICIENT = 0.85  # of the step spent computing: what good systems reach (Goyal et al.: 90 % on 256 GPUs)
+COMMUNICATION = 1 - EFFICIENT  # below this the advice would be to reach what is reached already
+WAITING = 0.10  # steps of equal ranks vary by a few per cent, so that a little waiting is nobody's fault
+SLOWEST = 0.05  # by which a rank must lag to be called the slowest and not the last by chance
+DATA = 0.10  # data that is read ahead costs two or three per cent
+OPTIMISER = 0.15  # a plain update of a small batch takes a tenth; above, the batch is small for the model
+OVERHEAD = 0.15  # what the trainer does itself is a few per cent of any step worth parallelising
+SLOWER_COMPUTE = 1.25  # times as long a sample: less is the noise between two runs
+MOST = 64  # times the batch, or steps between averages: advice beyond is none
+MICRO_BATCHES = 4  # for each stage: what GPipe recommends for a small bubble
+
+
+class Verdict(NamedTuple):
+    """One finding."""
+
+    rule: str
+    text: str
+    lost: float  # the share of the step that would be gained; 0 for remarks
+
+
+class Facts(NamedTuple):
+    """What the rules look at."""
+
+    record: RunRecord
+    step: Breakdown
+    baseline: Baseline | None
+    threads_baseline: Baseline | None
+    timed: bool  # its seconds count and there are some
+
+    def share(self, phase: str) -> float:
+        """Of the mean step."""
+        return self.step.phases[phase] / self.step.step_seconds if self.step.step_seconds > 0 else 0.0
+
+
+Rule = Callable[[Facts], Verdict | None]
+
+
+def facts(record: RunRecord, baseline: Baseline | None, threads_baseline: Baseline | None) -> Facts:
+    """Of a run."""
+    step = breakdown(record)
+    return Facts(record, step, baseline, threads_baseline, groups.measured(record) and step.step_seconds > 0)
+
+
+def communication(facts: Facts) -> Verdict | None:
+    """Exposed communication, and what would hide or spare it."""
+    share = facts.share("communication")
+    if not facts.timed or share < COMMUNICATION:
+        return None
+    seconds = facts.step.phases["communication"]
+    volume = words.size(facts.step.bytes_a_step)
+    text = f"{words.percent(share)} of the step is exposed communication of {volume}"
+    if facts.step.bytes_a_step > 0:
+        text += f" at {words.size(facts.step.bytes_a_step / seconds)}/s"
+    return Verdict("communication", f"{text}; {_sparing(facts)}.", share)
+
+
+def _sparing(facts: Facts) -> str:
+    if facts.record.spec.strategy in groups.STAGED:
+        return "it grows with the batch: fewer stages, or sharing the batch with `allreduce`, would spare it"
+    ways = [way for way in (_larger_batch(facts), _rarer(facts)) if way]
+    if not ways:
+        return "neither a larger batch nor rarer exchanges would make up for it: use fewer workers"
+    (first, reached), *more = ways
+    others = "".join(f", {way} {words.percent(share)}" for way, share in more)
+    return f"at this bandwidth {first} would reach {words.percent(reached)} efficiency{others}"
+
+
+def _larger_batch(facts: Facts) -> tuple[str, float] | None:
+    """Communication is the same for any batch, computing grows with it, the optimiser does not."""
+    fixed = facts.step.phases["optimiser"]
+    talking = facts.step.phases["communication"]
+    growing = facts.step.step_seconds - fixed - talking
+    batch = facts.step.batch
+    for factor in _powers():
+        busy = factor * growing + fixed
+        reached = busy / (busy + talking)
+        if factor * batch <= facts.record.train_samples and reached >= EFFICIENT:
+            return f"a batch of {factor * batch:,}", reached
+    return None
+
+
+def _rarer(facts: Facts) -> tuple[str, float] | None:
+    """An exchange every so many steps is that many times less of it."""
+    spec = facts.record.spec
+    name, flag, now = {
+        "average": ("average", "every", spec.strategy_options.get("every", 16)),
+        "server": ("server", "push-every", spec.strategy_options.get("push_every", 1)),
+    }.get(spec.strategy, ("average", "every", 1))
+    talking = facts.step.phases["communication"]
+    busy = facts.step.step_seconds - talking
+    for factor in _powers():
+        reached = busy / (busy + talking / factor)
+        if isinstance(now, int) and reached >= EFFICIENT:
+            return f"`{name} --{flag} {factor * now}`", reached
+    return None
+
+
+def stragglers(facts: Facts) -> Verdict | None:
+    """Ranks that wait for the slowest of them."""
+    share = facts.share("wait")
+    if not facts.timed or facts.record.spec.strategy in groups.STAGED or share < WAITING:
+        return None
+    rank, behind = slowest(facts.record)
+    text = f"{words.percent(share)} of the step is waiting"
+    if facts.record.spec.servers:
+        text += f" for {words.plural(facts.record.spec.servers, 'server')} to answer; {_serving(facts)}."
+    elif behind >= SLOWEST:
+        text += f" for rank {rank}{_where(facts.record, rank)}, which computes {words.percent(behind)} longer"
+        text += f" than the others; as fast as they are it would make the step {gain(share)} faster."
+    else:
+        text += f" for each other, though no rank is slower than the rest{_varying(facts.record)}:"
+        text += " look for what else runs on the machine, or let workers go at their own pace with `server`."
+    return Verdict("stragglers", text, share)
+
+
+def _serving(facts: Facts) -> str:
+    more = 2 * facts.record.spec.servers
+    rarely = 2 * int(facts.record.spec.strategy_options.get("push_every", 1))
+    return (
+        f"`--servers {more}` would halve what each has to do, `--push-every {rarely}` how often it is asked"
+    )
+
+
+def slowest(record: RunRecord) -> tuple[int, float]:
+    """The rank that takes longest for its data and computing, and by how much more than the others' mean."""
+    seconds = {
+        rank: compute(phases) + phases.get("data", 0.0) for rank, phases in rank_phases(record).items()
+    }
+    if len(seconds) < 2:
+        return next(iter(seconds), 0), 0.0
+    rank = max(seconds, key=lambda each: seconds[each])
+    others = [value for each, value in seconds.items() if each != rank]
+    mean = sum(others) / len(others)
+    return rank, seconds[rank] / mean - 1 if mean > 0 else 0.0
+
+
+def _where(record: RunRecord, rank: int) -> str:
+    return f" on {record.hosts[rank]}" if len(set(record.hosts)) > 1 and rank < len(record.hosts) else ""
+
+
+def _varying(record: RunRecord) -> str:
+    pace = record.worker_pace
+    if pace is None or pace.high <= 1.1 * pace.median:
+        return ""
+    return f" (one step of ten takes {words.percent(pace.high / pace.median - 1)} longer than the median)"
+
+
+def bubble(facts: Facts) -> Verdict | None:
+    """Stages that wait for each other's activations and gradients."""
+    spec, share = facts.record.spec, facts.share("wait")
+    if not facts.timed or spec.strategy not in groups.STAGED or spec.stages < 2 or share < WAITING:
+        return None
+    better = MICRO_BATCHES * spec.stages
+    text = f"{words.percent(share)} of the step the {spec.stages} stages wait for each other; "
+    if spec.strategy == "layers":
+        text += f"one batch at a time keeps one of them busy: `pipeline --micro-batches {better}` would"
+        text += f" leave {words.percent(idle(spec.stages, better))} idle."
+    elif spec.micro_batches < better:
+        text += f"{words.plural(spec.micro_batches, 'micro-batch', 'micro-batches')} leave"
+        text += f" {words.percent(idle(spec.stages, spec.micro_batches))} idle by themselves,"
+        text += f" `--micro-batches {better}` {words.percent(idle(spec.stages, better))}."
+    else:
+        rank, behind = slowest(facts.record)
+        text += f"{spec.micro_batches} micro-batches alone leave"
+        text += f" {words.percent(idle(spec.stages, spec.micro_batches))} idle: rank {rank} computes"
+        text += f" {words.percent(behind)} longer than the others, so cut the model elsewhere."
+    return Verdict("bubble", text, share)
+
+
+def idle(stages: int, micro_batches: int) -> float:
+    """The share of its time that a stage of a pipeline has nothing to do."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def data(facts: Facts) -> Verdict | None:
+    """Workers that wait for their samples."""
+    share = facts.share("data")
+    if not facts.timed or share < DATA:
+        return None
+    text = f"{words.percent(share)} of the step is waiting for data; held in memory or prepared beforehand it"
+    return Verdict("data", f"{text} would make the step {gain(share)} faster.", share)
+
+
+def small_batch(facts: Facts) -> Verdict | None:
+    """A worker's share of the batch that is too small to compute on well."""
+    longer = _longer(facts)
+    if longer is None or facts.baseline is None or longer < SLOWER_COMPUTE:
+        return None
+    spec, each = facts.record.spec, facts.step.batch / facts.record.spec.replicas
+    if each >= facts.baseline.batch:
+        return None
+    wanted = facts.baseline.batch * spec.replicas
+    text = f"each worker computes on {each:g} samples a step and takes {longer:.1f}x as long for one as"
+    text += (
+        f" {facts.baseline.spoken} with {facts.baseline.batch:,}; a batch of {wanted:,} would make up for it."
+    )
+    return Verdict("small-batch", text, _computing(facts) * (1 - 1 / longer))
+
+
+def contention(facts: Facts) -> Verdict | None:
+    """Workers that get in each other's way although each has a core."""
+    longer = _longer(facts)
+    if longer is None or facts.baseline is None or longer < SLOWER_COMPUTE:
+        return None
+    if facts.step.batch / facts.record.spec.replicas < facts.baseline.batch or facts.record.spec.workers < 2:
+        return None
+    text = f"a worker takes {longer:.1f}x as long for a sample as {facts.baseline.spoken}, though its batch is no"
+    text += " smaller and every worker has a core: they share memory bandwidth and caches, so fewer may do as"
+    return Verdict("contention", f"{text} much.", _computing(facts) * (1 - 1 / longer))
+
+
+def _longer(facts: Facts) -> float | None:
+    """How long a sample takes to compute, against all that it takes the baseline; none if nobody can tell."""
+    spec = facts.record.spec
+    if not facts.timed or facts.baseline is None or spec.stages > 1 or groups.crowded(facts.record):
+        return None
+    own = groups.threads(facts.record)
+    if own != facts.baseline.threads or facts.step.batch == 0:
+        return None
+    seconds = compute(facts.step.phases) / (facts.step.batch / spec.replicas)
+    return seconds * facts.baseline.throughput.median
+
+
+def _computing(facts: Facts) -> float:
+    return facts.share("forward") + facts.share("backward")
+
+
+def oversubscribed(facts: Facts) -> Verdict | None:
+    """More threads than cores: they take turns."""
+    record = facts.record
+    if not groups.crowded(record):
+        return None
+    ranks, threads, cores = groups.busiest_host(record), groups.threads(record), record.environment.cores
+    who = f"{ranks} processes" if record.spec.servers else words.plural(ranks, "worker")
+    if threads > 1:
+        who += f" x {threads} threads" if ranks > 1 else f" with {threads} threads"
+    share = 1 - 1 / groups.crowding(record)
+    text = f"{who} {'share' if ranks > 1 else 'shares'} {words.plural(cores, 'core')}, so each waits"
+    text += (
+        f" {words.percent(share)} of the time for its turn; with {ranks * threads} cores the step could be"
+    )
+    return Verdict("oversubscribed", f"{text} up to {gain(share)} faster.", share)
+
+
+def optimiser(facts: Facts) -> Verdict | None:
+    """An update that takes as long for any batch."""
+    share = facts.share("optimiser")
+    if not facts.timed or share < OPTIMISER:
+        return None
+    text = f"{words.percent(share)} of the step is the optimiser's update of {facts.record.parameters:,}"
+    text += " parameters, as long for any batch"
+    fixed = facts.step.phases["optimiser"] + facts.step.phases["communication"]
+    for factor in _powers():
+        less = facts.step.phases["optimiser"] / (factor * (facts.step.step_seconds - fixed) + fixed)
+        if less <= OPTIMISER / 2 and factor * facts.step.batch <= facts.record.train_samples:
+            text += f"; a batch of {factor * facts.step.batch:,} would bring it to {words.percent(less)}"
+            break
+    return Verdict("optimiser", f"{text}.", share)
+
+
+def overhead(facts: Facts) -> Verdict | None:
+    """Steps so short that what surrounds them counts."""
+    share = facts.share("other")
+    if not facts.timed or share < OVERHEAD:
+        return None
+    text = (
+        f"{words.percent(share)} of the {words.duration(facts.step.step_seconds)} of a step is the trainer's"
+    )
+    return Verdict("overhead", f"{text} own work, as long for any batch: a larger one would pay.", share)
+
+
+def gain(share: float) -> str:
+    """`1.28x`: what a step without this share of it would be."""
+    return f"{1 / max(1e-9, 1 - share):.2f}x"
+
+
+def _powers() -> list[int]:
+    return [2**power for power in range(1, MOST.bit_length())]
+
+
+RULES: list[tuple[str, Rule]] = [
+    ("communication", communication),
+    ("stragglers", stragglers),
+    ("bubble", bubble),
+    ("data", data),
+    ("small-batch", small_batch),
+    ("contention", contention),
+    ("oversubscribed", oversubscribed),
+    ("optimiser", optimiser),
+    ("overhead", overhead),
+]

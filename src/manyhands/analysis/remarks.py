@@ -1,0 +1,163 @@
+"""Rules that take no time from a step: how a run ended, what it compares to, how far to trust it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from manyhands import words
+from manyhands.analysis import groups
+from manyhands.analysis.causes import EFFICIENT, Facts, Rule, Verdict
+from manyhands.analysis.stats import NOISY
+
+STALE = 4.0  # updates: up to a few workers' worth of staleness does no harm that seeds do not do as well
+FULL = 0.85  # of the memory: beyond, the next larger batch ends in the system's killing a worker
+ASIDE = 0.25  # of the wall clock: a curve needs evaluations, but not a quarter of the time
+SLOWER = 0.02  # than a baseline: less is noise
+
+
+def diverged(facts: Facts) -> Verdict | None:
+    """A loss that is no number."""
+    record = facts.record
+    if record.status != "diverged":
+        return None
+    text = f"the loss became infinite or no number at step {record.steps:,} ({record.recipe_line})"
+    return Verdict("diverged", f"{text}: lower the rate or warm up for longer.", 0.0)
+
+
+def interrupted(facts: Facts) -> Verdict | None:
+    """A run that did not come to its end."""
+    if facts.record.status != "interrupted":
+        return None
+    text = f"the run was interrupted at step {facts.record.steps:,} and counts nowhere as having reached its"
+    return Verdict("interrupted", f"{text} target; continue with: {_resume(facts)}.", 0.0)
+
+
+def _resume(facts: Facts) -> str:
+    return f"manyhands train --resume {facts.record.run}"
+
+
+def slower_than_one(facts: Facts) -> Verdict | None:
+    """Many hands that do less than one pair."""
+    record, baseline = facts.record, facts.baseline
+    if not facts.timed or baseline is None or record.spec.workers < 2:
+        return None
+    share = record.throughput / baseline.throughput.median
+    if share >= 1 - SLOWER:
+        return None
+    text = f"{groups.crew(record)} do {words.percent(share)} of what {baseline.spoken} does with batch"
+    return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay here.", 0.0)
+
+
+def threads_win(facts: Facts) -> Verdict | None:
+    """What a user would do without us, where it is better."""
+    record, baseline = facts.record, facts.threads_baseline
+    if not facts.timed or baseline is None or record.spec.workers < 2:
+        return None
+    ahead = baseline.throughput.median / record.throughput
+    if ahead <= 1 + SLOWER or baseline.throughput.low <= record.throughput:
+        return None
+    text = f"plain threads win: {baseline.spoken} is {ahead:.2f}x as fast with batch {baseline.batch:,}."
+    return Verdict("threads-win", text, 0.0)
+
+
+def near_the_limit(facts: Facts) -> Verdict | None:
+    """Several workers that leave nothing to gain."""
+    record = facts.record
+    if not facts.timed or record.spec.workers < 2 or groups.crowded(record):
+        return None
+    lost = sum(facts.share(name) for name in ("communication", "wait", "data", "other"))
+    if lost > 1 - EFFICIENT:
+        return None
+    text = f"{words.percent(1 - lost)} of the step is computing"
+    if facts.baseline is not None and facts.baseline.threads == 1:
+        speed_up = record.throughput / facts.baseline.throughput.median
+        efficiency = speed_up / (record.spec.workers * groups.threads(record))
+        if efficiency < EFFICIENT:
+            return None
+        text += f", {words.percent(efficiency)} of {record.spec.workers * groups.threads(record)}x"
+        text += f" {facts.baseline.spoken}"
+    return Verdict("near-the-limit", f"{text}: near the limit of these workers.", 0.0)
+
+
+def staleness(facts: Facts) -> Verdict | None:
+    """Updates computed on parameters of long ago."""
+    mean = facts.record.mean_staleness
+    if mean is None or mean < STALE:
+        return None
+    text = f"updates are {mean:.1f} steps stale on average, at most {max(facts.record.staleness)}"
+    if facts.record.spec.strategy != "server":
+        return Verdict("staleness", f"{text}: fewer workers, or `server --bound 4`, keep it down.", 0.0)
+    if not facts.record.spec.strategy_options.get("staleness_aware"):
+        text += ": `--staleness-aware` divides the rate of each by that, `--bound 4` keeps it down"
+    return Verdict("staleness", f"{text}.", 0.0)
+
+
+def memory(facts: Facts) -> Verdict | None:
+    """A machine that is nearly full."""
+    record = facts.record
+    if record.environment.device != "cpu" or record.environment.memory <= 0:
+        return None
+    hosts: Counter[str] = Counter()
+    for rank, nbytes in enumerate(record.memory or [record.peak_memory] * record.spec.ranks):
+        hosts[record.hosts[rank] if rank < len(record.hosts) else ""] += nbytes
+    held, whole = max(hosts.values(), default=0), record.environment.memory
+    if held < FULL * whole:
+        return None
+    text = (
+        f"{groups.crew(record)} hold {words.size(held)} of {words.size(whole)} of memory: a larger batch may"
+    )
+    return Verdict("memory", f"{text} not fit; `--offload auto` or `sharded` need less.", 0.0)
+
+
+def aside(facts: Facts) -> Verdict | None:
+    """Evaluation and checkpoints that take a good part of the wall clock."""
+    record = facts.record
+    share = 1 - record.training_seconds / record.seconds if record.seconds > 0 else 0.0
+    if not facts.timed or share < ASIDE:
+        return None
+    text = f"{words.percent(share)} of the wall clock went into evaluation and checkpoints, which no speed-up"
+    return Verdict(
+        "aside", f"{text} counts; `--evaluate-every` and `--checkpoint-every` make them rarer.", 0.0
+    )
+
+
+def lost_workers(facts: Facts) -> Verdict | None:
+    """Workers that were lost while the others went on."""
+    lost = facts.record.lost
+    if not lost:
+        return None
+    were = "was" if len(lost) == 1 else "were"
+    text = f"{words.plural(len(lost), 'worker')} {were} lost on the way, so its speed is that of fewer:"
+    return Verdict("lost", f"{text} {'; '.join(lost)}.", 0.0)
+
+
+def noisy(facts: Facts) -> Verdict | None:
+    """A machine that had something else to do."""
+    noise = facts.record.machine_noise
+    if noise is None or noise <= NOISY or not facts.record.timed:
+        return None
+    text = f"the machine was {words.percent(noise)} slower around this run than at its best: do not trust its"
+    return Verdict("noisy", f"{text} times.", 0.0)
+
+
+def unmeasured(facts: Facts) -> Verdict | None:
+    """Too short a run to say where its time went."""
+    if not facts.record.timed or facts.record.worker_pace is not None or facts.record.status == "diverged":
+        return None
+    text = f"{words.plural(facts.record.steps, 'step')} are too few to measure a steady pace"
+    return Verdict("unmeasured", f"{text}: its times include the first, slow ones.", 0.0)
+
+
+RULES: list[tuple[str, Rule]] = [
+    ("diverged", diverged),
+    ("interrupted", interrupted),
+    ("slower-than-one", slower_than_one),
+    ("threads-win", threads_win),
+    ("near-the-limit", near_the_limit),
+    ("lost", lost_workers),
+    ("staleness", staleness),
+    ("memory", memory),
+    ("aside", aside),
+    ("noisy", noisy),
+    ("unmeasured", unmeasured),
+]
