@@ -204,9 +204,8 @@ def small_batch(facts: Facts) -> Verdict | None:
         return None
     wanted = facts.baseline.batch * spec.replicas
     text = f"each worker computes on {each:g} samples a step and takes {longer:.1f}x as long for one as"
-    text += (
-        f" {facts.baseline.spoken} with {facts.baseline.batch:,}; a batch of {wanted:,} would make up for it."
-    )
+    text += f" {facts.baseline.spoken} does with {facts.baseline.batch:,};"
+    text += f" a batch of {wanted:,} would make up for it."
     return Verdict("small-batch", text, _computing(facts) * (1 - 1 / longer))
 
 
@@ -217,9 +216,11 @@ def contention(facts: Facts) -> Verdict | None:
         return None
     if facts.step.batch / facts.record.spec.replicas < facts.baseline.batch or facts.record.spec.workers < 2:
         return None
-    text = f"a worker takes {longer:.1f}x as long for a sample as {facts.baseline.spoken}, though its batch is no"
-    text += " smaller and every worker has a core: they share memory bandwidth and caches, so fewer may do as"
-    return Verdict("contention", f"{text} much.", _computing(facts) * (1 - 1 / longer))
+    text = (
+        f"a worker takes {longer:.1f}x as long for a sample as {facts.baseline.spoken}, though its batch is"
+    )
+    text += " no smaller and every worker has a core: they share memory bandwidth and caches, so fewer may do"
+    return Verdict("contention", f"{text} as much.", _computing(facts) * (1 - 1 / longer))
 
 
 def _longer(facts: Facts) -> float | None:
