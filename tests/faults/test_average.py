@@ -148,12 +148,21 @@ def test_a_run_goes_on_with_another_interval(here: Path, torn: Path) -> None:
     )
 
 
+ELASTIC = {"every": 50, "outer": "elastic"}  # messages, votes between them, and everybody's own saved
+
+
+@pytest.fixture(scope="module")
+def on_shm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in shared memory, to be compared with."""
+    folder = tmp_path_factory.mktemp("shm")
+    train(folder, options=ELASTIC, epochs=2, threads=1)
+    return folder
+
+
 @pytest.mark.parametrize("transport", ["torch", *(["mpi"] if find_spec("mpi4py") else [])])
-def test_any_transport_gives_the_same_bits(here: Path, transport: str) -> None:
-    options = {"every": 50, "outer": "elastic"}  # messages, votes between them, and everybody's own saved
-    train(here / "shm", options=options, epochs=2)
-    train(here / transport, options=options, epochs=2, transport=transport)
-    equal(here / "shm", here / transport)
+def test_any_transport_gives_the_same_bits(here: Path, on_shm: Path, transport: str) -> None:
+    train(here / transport, options=ELASTIC, epochs=2, threads=1, transport=transport)
+    equal(on_shm, here / transport)
 
 
 def test_a_signal_is_noticed_between_two_averages(here: Path) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import manyhands as mh
 from children import Child
 from conftest import AS_ROOT, Answer, called
-from manyhands import faults
+from manyhands import faults, split
 from manyhands.checkpoint import Checkpoints
 from manyhands.errors import InterruptedRunError, WorkerFailedError
 from manyhands.folder import RunFolder
@@ -297,7 +297,10 @@ def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Pa
     assert min(starts) < imported
 
 
-def test_auto_measures_and_says_what_it_takes(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_auto_measures_and_says_what_it_takes(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split, "SECONDS", 0.2)  # what it says is tested, not how well it measures
     record = mh.train("digits-mlp", workers="auto", epochs=1, out=here / "run")
     said = capfd.readouterr().err
     match = re.search(r"^auto: (.*): taking (\d+) workers? x (\d+) threads?$", said, re.MULTILINE)
