@@ -19,31 +19,44 @@ class CannotWorkError(UsageError):
     """A combination that its task's data or model rule out."""
 
 
-def checked(spec: RunSpec) -> RunSpec:
-    """The spec with nothing left open; the task that this builds is kept for its run."""
+def ruled_out(spec: RunSpec) -> str | None:
+    """Why its task's data or model rule a spec out; the task that this builds is kept for the run."""
     from manyhands.resolve import resolve
 
     try:
-        return resolve(spec)
+        resolve(spec)
     except UsageError as error:
-        raise CannotWorkError(str(error)) from None
+        return str(error)
+    except Exception:  # noqa: BLE001 (a task's own code may raise anything: the run does so again)
+        return None
+    return None
 
 
 def attempt(spec: RunSpec, path: Path, observer: Observer) -> RunRecord:
     """Run a spec in this folder, or go on there with what a study that was stopped has left."""
-    resolved = checked(spec)
+    from manyhands.resolve import resolve
+
+    try:
+        resolved = resolve(spec)
+    except UsageError as error:
+        raise CannotWorkError(str(error)) from None
     folder = RunFolder(path)
-    if path.exists() and (not folder.exists() or folder.spec().differences(resolved)):
-        shutil.rmtree(path)  # killed before it began, or begun by a version with other defaults
     record = folder.record()
     if record is not None and record.status in SETTLED:
         return record
+    if path.exists() and not _can_go_on(folder, resolved):
+        shutil.rmtree(path)
     try:
         return run(spec, out=path, resume=True, observers=[observer])
     except DivergedError:
         record = folder.record()
         assert record is not None
         return record
+
+
+def _can_go_on(folder: RunFolder, resolved: RunSpec) -> bool:
+    """Not if it was killed before it began, tidied, or begun by a version with other defaults."""
+    return folder.exists() and folder.checkpoints.is_dir() and not folder.spec().differences(resolved)
 
 
 def attempt_quietly(spec: RunSpec, path: Path) -> RunRecord:

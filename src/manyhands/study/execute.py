@@ -18,7 +18,7 @@ from manyhands.errors import DataUnavailableError, InterruptedRunError, Manyhand
 from manyhands.record import Observer, RunRecord
 from manyhands.results import Cell, JournalWriter, Results, StudyFolder
 from manyhands.study import calibration
-from manyhands.study.attempt import CannotWorkError, attempt, checked, tidy
+from manyhands.study.attempt import CannotWorkError, attempt, ruled_out, tidy
 from manyhands.study.beside import beside
 from manyhands.study.file import Study
 from manyhands.study.history import History
@@ -82,7 +82,8 @@ class Execution:
     def __init__(self, study: Study, folder: StudyFolder, journal: JournalWriter, view: View) -> None:
         self._study, self._folder, self._journal, self._view = study, folder, journal, view
         self._history = History(folder.events(), socket.gethostname())
-        self._began, self._calibrated = time.monotonic(), -FRESH
+        self._began: float | None = None  # with the first cell, so that every sitting makes one
+        self._calibrated = -FRESH
         self.sheet = Sheet(study)
 
     def run(self, jobs: int) -> None:
@@ -156,13 +157,9 @@ class Execution:
 
     # ------------------------------------------------------------------ one cell
     def _take(self, entry: Entry) -> None:
-        try:
-            checked(entry.cell.spec)
-        except CannotWorkError as error:
-            self._fail(entry, "excluded", "", str(error))
+        if reason := ruled_out(entry.cell.spec):
+            self._fail(entry, "excluded", "", reason)
             return
-        except Exception:  # noqa: BLE001 (whatever it is, the run will say it again, and be journalled)
-            self._view.tick()
         self.begin(entry)
         if entry.cell.timed:
             self._timed(entry)
@@ -175,7 +172,7 @@ class Execution:
         cell = entry.cell
         tries = self._earlier_tries(cell)
         while not tries or self._worth_another(tries):
-            before = self._calibration()
+            before = self._calibrate() if tries else self._calibration()
             name, began = self.start(entry), time.monotonic()
             record = self._outcome(entry, name, partial(self._attempt, entry, name), bool(tries))
             if record is None:
@@ -188,7 +185,7 @@ class Execution:
                 self._view.say(f"the machine was {words.percent(noise)} slower than at its best: again")
         if not tries:
             return
-        best = min(tries, key=lambda each: each.noise)
+        best = min(reversed(tries), key=lambda each: each.noise)
         for each in tries:
             if each is not best and each.run not in self._history.repeated_runs(cell):
                 self._again(cell, each)
@@ -209,7 +206,7 @@ class Execution:
         if tries[-1].record.status == "diverged":
             return False
         budget = self._study.budget
-        return budget is None or time.monotonic() - self._began + tries[-1].seconds <= budget
+        return budget is None or self._spent() + tries[-1].seconds <= budget
 
     def _again(self, cell: Cell, done: Try) -> None:
         self._write("repeated", cell, run=done.run, noise=round(done.noise, 4))
@@ -252,6 +249,7 @@ class Execution:
         """A cell's turn has come; one that failed before begins anew, whatever it had left."""
         if name := self._history.failed_run(entry.cell):
             shutil.rmtree(self._folder.path / name, ignore_errors=True)
+        self._began = self._began or time.monotonic()
         entry.state, entry.reason = "running", ""
         self._view.changed(entry)
 
@@ -284,9 +282,12 @@ class Execution:
         return self._over() is not None
 
     # ------------------------------------------------------------------ small things
+    def _spent(self) -> float:
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
     def _over(self) -> str | None:
         budget = self._study.budget
-        if budget is None or time.monotonic() - self._began < budget:
+        if budget is None or self._spent() < budget:
             return None
         return f"the budget of {words.duration(budget)} is spent"
 

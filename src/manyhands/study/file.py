@@ -90,8 +90,10 @@ class _File:
             yield
         except SlipError as slip:
             line = self._lines.of(table, index, slip.key)
-            if line is None and table:  # what a grid has from the defaults
+            if line is None and table:  # what a grid has from the defaults, else the grid
                 line = self._lines.of("defaults", 0, slip.key) or self._lines.of(table, index)
+            elif line is None:  # a table instead of a key
+                line = self._lines.of(slip.key.partition(".")[0])
             where = f"{self._path}, line {line}" if line else str(self._path)
             raise UsageError(f"{where}: {slip}") from None
 

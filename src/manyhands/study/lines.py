@@ -20,9 +20,9 @@ class Lines:
         self._scan(text)
 
     def of(self, table: str, index: int = 0, key: str = "") -> int | None:
-        """Of a dotted key in the index-th table of this name ("" is the top), or of the nearest above it."""
-        parts = key.split(".") if key else []
-        for length in range(len(parts), -1, -1):
+        """Of a dotted key in the index-th table of this name ("" is the top), or of what holds it there."""
+        parts = key.split(".")
+        for length in range(len(parts), 0, -1):
             line = self._found.get((table, index, ".".join(parts[:length])))
             if line is not None:
                 return line

@@ -1,0 +1,30 @@
+"""A quiet machine, but where a test makes it busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manyhands.study import calibration, file
+from manyhands.study.file import Study
+
+QUIET = 0.03
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests share the cores with others: by the clock nothing would be quiet."""
+    monkeypatch.setattr(calibration, "measure", lambda: QUIET)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Callable[[str], Study]:
+    """Write a study file and read it."""
+
+    def write(text: str) -> Study:
+        (tmp_path / "s.toml").write_text(text)
+        return file.read(tmp_path / "s.toml")
+
+    return write
