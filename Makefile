@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 .PHONY: study test test-quick lint clean
 
 study: $(INSTALLED)
-	$(BIN)/manyhands study studies/default.toml
+	$(BIN)/manyhands study default
 
 # two tests at a time, but for those that watch deadlines or the machine
 test: lint

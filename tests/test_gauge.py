@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import manyhands as mh
+from conftest import Answer
 from manyhands.data.base import Batch
 from manyhands.gauge import Gauge, Gauged
 from manyhands.strategies.base import Compute
@@ -123,3 +126,31 @@ def test_accumulated_and_parallel_gradients_say_the_same(here: Path) -> None:
     assert both is not None
     assert alone.steps == both.steps
     assert both.scale == pytest.approx(alone.scale, rel=0.5)
+
+
+def test_show_tells_the_pace_and_the_noise(typed: Callable[..., Answer]) -> None:
+    common = ("train", "digits-mlp", "--batch", "64", "--epochs", "1", "--quiet", "--out", "run")
+    assert typed(*common, "--accumulate", "2", "--noise-scale").code == 0
+    lines = typed("show", "run").out.splitlines()
+    pace = next(line for line in lines if line.startswith("pace "))
+    assert re.fullmatch(r"pace       a step takes .* eight of ten\), the first ones left out", pace)
+    noise = next(line for line in lines if line.startswith("noise "))
+    assert re.fullmatch(
+        r"noise      scale [\d,]+: batches well beyond it bring little \(.*, 23 steps\)", noise
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "but here a batch is one part: use --accumulate 2, or more workers"),
+        (("--workers", "2", "--strategy", "hogwild"), "which single and allreduce see, not hogwild"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    typed: Callable[..., Answer], words: tuple[str, ...], sentence: str
+) -> None:
+    answer = typed("train", "digits-mlp", "--noise-scale", *words)
+    assert answer.code == 2
+    assert "--noise-scale compares gradients of parts of a batch with the whole" in answer.err
+    assert sentence in answer.err

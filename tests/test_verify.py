@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from manyhands import cli, verify
+from manyhands.errors import InterruptedRunError
+from manyhands.spec import RunSpec
 
 pytestmark = pytest.mark.usefixtures("one_core")
 BATCH_NORM = """
@@ -97,3 +100,16 @@ def test_an_average_a_step_and_a_batch_norm(here: Path, capsys: pytest.CaptureFi
     code, out = answer(capsys, "task.py:normed", *words)
     found = json.loads(out)
     assert (code, found["exact"], found["comparisons"][0]["reference"]) == (0, True, "single in 2 shares")
+
+
+def test_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came while steps were made, and the comparison went on as if nothing had happened."""
+
+    class Interrupted:
+        def launch(self, *_: object, **__: object) -> list[None]:
+            signal.raise_signal(signal.SIGINT)
+            return [None]
+
+    monkeypatch.setattr(verify.axes, "member", lambda *_: Interrupted)
+    with pytest.raises(InterruptedRunError, match="interrupted by SIGINT while steps were compared"):
+        verify._rehearse(RunSpec.of(task="digits-mlp"), 3)

@@ -82,9 +82,9 @@ class Evaluation(BaseModel):
     step: int
     samples: int
     seconds: float  # training time
-    loss: float | None  # mean training loss since the evaluation before; none where it is no number
-    metric: float | None
-    test_loss: float | None
+    loss: float | None = None  # mean training loss since the evaluation before; none where it is no number
+    metric: float | None = None
+    test_loss: float | None = None
     noise: tuple[float, float] | None = None  # squared gradient, its spread: means since the one before
 
 

@@ -7,17 +7,19 @@ the running statistics: it updates them share by share, the workers take the mea
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyhands import axes
 from manyhands.data.order import sizes
-from manyhands.errors import UsageError
+from manyhands.errors import InterruptedRunError, UsageError
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
 from manyhands.resolve import resolve
 from manyhands.run import check
 from manyhands.spec import RunSpec
+from manyhands.stopping import Stop
 from manyhands.strategies import STRATEGIES, options
 from manyhands.tasks import find
 
@@ -153,7 +155,13 @@ def _rehearse(spec: RunSpec, steps: int) -> Rehearsal:
     from manyhands.rehearsal import rehearse
 
     launcher: Launcher = axes.member("launcher", LAUNCHERS, spec.launcher)()
-    found: Rehearsal = launcher.launch(rehearse, spec.ranks, spec, steps, care=Care(timeout=spec.timeout))[0]
+    with Stop() as stop:
+        found: Rehearsal = launcher.launch(
+            rehearse, spec.ranks, spec, steps, care=Care(timeout=spec.timeout)
+        )[0]
+    if stop.signal is not None:  # a few steps are made to their end, and no more are begun
+        name = signal.Signals(stop.signal).name
+        raise InterruptedRunError(f"interrupted by {name} while steps were compared", stop.signal)
     return found
 
 

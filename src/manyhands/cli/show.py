@@ -83,6 +83,8 @@ def _result(record: RunRecord) -> list[str]:
         f"{words.count(record.samples, record.unit)} in {words.duration(record.training_seconds)} training, "
         f"{words.duration(record.seconds)} in all",
         f"time       {words.where_the_time_went(training_phases(record.worker_phases))}",
+        *_pace(record),
+        *_noise(record),
         *_staleness(record),
         *_workers(record),
         *(f"lost       {who}" for who in record.lost),
@@ -91,6 +93,27 @@ def _result(record: RunRecord) -> list[str]:
         f"machine    {here.cpu}, {cores}, torch {here.torch}, python {here.python}, {here.host}",
         f"started    {here.started}, commit {(here.commit or 'none')[:12]}, {resumed}",
     ]
+
+
+def _pace(record: RunRecord) -> list[str]:
+    """`a step takes 15 ms (14 to 18 ms, eight of ten)`, the first steps left out."""
+    pace = record.worker_pace
+    if pace is None:
+        return []
+    spread = f"{words.duration(pace.low)} to {words.duration(pace.high)}, eight of ten"
+    return [f"pace       a step takes {words.duration(pace.mean)} ({spread}), the first ones left out"]
+
+
+def _noise(record: RunRecord) -> list[str]:
+    """The gradient noise scale, where it was measured."""
+    noise = record.noise
+    if noise is None:
+        return []
+    steps = words.plural(noise.steps, "step")
+    if noise.scale is None:
+        return [f"noise      {steps} say nothing about the noise of gradients: train for longer"]
+    sizes = f"gradients of {noise.small:,.0f} beside {noise.big:,.0f} {record.unit}, {steps}"
+    return [f"noise      scale {noise.scale:,.0f}: batches well beyond it bring little ({sizes})"]
 
 
 def _memory(record: RunRecord) -> str:
