@@ -208,9 +208,14 @@ def _cheapest(field: _Field) -> str:
         return "It is the cheapest, too." if field.results.price is not None else ""
     if field.results.price is None or least.cell.money is None or best.cell.money is None:
         text = f"Fewest worker-seconds are spent by {least.name}:"
-        return f"{text} {least.spent:,.3g} against {best.spent:,.3g}{_unit(field)}."
+        return f"{text} {_three(least.spent)} against {_three(best.spent)}{_unit(field)}."
     price, other = (f"{field.results.currency}{cell.money:.2g}" for cell in (least.cell, best.cell))
     return f"Cheapest is {least.name}: {price} against {other}{_unit(field)}."
+
+
+def _three(value: float) -> str:
+    """Digits: `0.0123`, `13.3`, `1,110`."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _unit(field: _Field) -> str:

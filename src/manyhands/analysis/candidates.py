@@ -70,6 +70,6 @@ def _timed(cell: ToTarget) -> Candidate | None:
         return None
     pace = cell.seconds or Summary(seconds, seconds, seconds, 1)
     goal = words.threshold(cell.target, cell.metric_name)
-    some = f", which {cell.reached} of {cell.of} runs reached" if cell.reached < cell.of else ""
+    some = f" in {cell.reached} of {cell.of} runs" if cell.reached < cell.of else ""
     brief = words.duration(seconds)
     return Candidate(cell, pace, f"{goal} after {brief}{some}", brief)

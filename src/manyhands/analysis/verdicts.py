@@ -143,26 +143,36 @@ def _trust(results: Results) -> list[Verdict]:
     found = []
     noisy = [record for record in results.records if record.timed and (record.machine_noise or 0.0) > NOISY]
     if noisy:
-        text = f"{len(noisy)} of {len(results.records)} runs were taken while the machine was more than"
-        found.append(Verdict("noisy", f"{text} {words.percent(NOISY)} slower than at its best.", 0.0))
-    if results.repeated:
-        text = f"{words.plural(len(results.repeated), 'run')} taken under heavy noise were taken again."
+        text = (
+            f"{len(noisy)} of {len(results.records)} runs {_was(len(noisy))} taken while the machine was more"
+        )
+        found.append(Verdict("noisy", f"{text} than {words.percent(NOISY)} slower than at its best.", 0.0))
+    if again := len(results.repeated):
+        text = f"{words.plural(again, 'run')} taken under heavy noise {_was(again)} taken again."
         found.append(Verdict("repeated", text, 0.0))
     diverged = [record for record in results.records if record.status == "diverged"]
     if diverged:
-        runs = words.plural(len(diverged), "run")
-        found.append(Verdict("diverged", f"{runs} diverged, the first: {groups.title(diverged[0])}.", 0.0))
+        runs, where = words.plural(len(diverged), "run"), groups.title(diverged[0])
+        first = where if len(diverged) == 1 else f"the first: {where}"
+        found.append(Verdict("diverged", f"{runs} diverged, {first}.", 0.0))
     return found
 
 
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
 def _missing(results: Results) -> list[Verdict]:
+    """Cells without a record, and why the first of them has none."""
     found = []
-    for rule, cells, what in (
-        ("failed", results.failed, "failed"),
-        ("excluded", results.excluded, "cannot work and was not run"),
-        ("left", results.left, "has not been run"),
+    for rule, cells, one, many in (
+        ("failed", results.failed, "failed", "failed"),
+        ("excluded", results.excluded, "cannot work and was not run", "cannot work and were not run"),
+        ("left", results.left, "has not been run", "have not been run"),
     ):
-        if cells:
-            text = f"{words.plural(len(cells), 'cell')} {what}, the first of them because: {cells[0].reason}."
+        if len(cells) == 1:
+            found.append(Verdict(rule, f"1 cell {one}: {cells[0].reason}.", 0.0))
+        elif cells:
+            text = f"{len(cells)} cells {many}, the first because: {cells[0].reason}."
             found.append(Verdict(rule, text, 0.0))
     return found

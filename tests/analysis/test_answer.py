@@ -1,0 +1,231 @@
+"""The answer, word by word, for studies that went well and for those that did not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from manyhands.analysis.answer import Answer, answers
+from manyhands.record import RunRecord
+from manyhands.results import Results
+from manyhands.testing.records import record
+
+
+def study(*records: RunRecord, price: float | None = None) -> Results:
+    return Results(Path("results/test"), "test", "A test", records=list(records), price=price)
+
+
+def one(*records: RunRecord, price: float | None = None) -> Answer:
+    (found,) = answers(study(*records, price=price))
+    assert found.text == " ".join(found.lines)
+    return found
+
+
+def gang(workers: int, rate: float, batch: int = 256, steps: int | None = 400, **fields: object) -> RunRecord:
+    return record(
+        strategy="allreduce", workers=workers, rate=rate, batch=batch, steps_to_target=steps, **fields
+    )
+
+
+ALONE = record(rate=10_240, batch=128, steps_to_target=800)  # 10 s
+THREADS = record(rate=15_360, batch=128, threads=2, steps_to_target=800)  # 6.7 s
+TWO = gang(2, 20_480)  # 5.0 s
+FOUR = gang(4, 19_456)  # 5.3 s
+
+
+def test_a_study_that_went_well():
+    found = one(ALONE, THREADS, TWO, FOUR)
+    assert found.lines == [
+        "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256: 2.0x faster than one "
+        "worker with "
+        "one thread (97 % after 5.0 s against 10 s).",
+        "That is 1.3x faster than plain threads, one worker with all 2 cores as threads (6.7 s).",
+        "More workers do not pay: 4 are 5 % slower than 2, for 4 workers share 2 cores.",
+    ]
+    assert found.fastest is not None
+    assert found.cheapest is not None
+    assert (found.fastest.variant, found.fastest.workers) == ("allreduce", 2)
+
+
+def test_plain_threads_that_win_are_said_to():
+    slow = gang(2, 12_800)  # 8.0 s
+    assert one(ALONE, THREADS, slow).lines == [
+        "for mnist-mlp on this machine train with one worker with 2 threads, batch 128: 1.5x faster than one "
+        "worker "
+        "with one thread (97 % after 6.7 s against 10 s).",
+        "Plain threads win: the best of several workers, allreduce, 2 workers, batch 256, takes 20 % longer.",
+        "Fewest worker-seconds are spent by one worker with one thread, batch 128: 10 against 13.3 to 97 %.",
+    ]
+
+
+def test_one_worker_that_is_fastest_is_said_to():
+    assert one(ALONE, gang(2, 9_309)).lines == [
+        "for mnist-mlp on this machine train with one worker with one thread, batch 128: 97 % after 10 s. "
+        "Nothing "
+        "else pays: allreduce, 2 workers, batch 256 takes 10 % longer.",
+        "What one worker with all 2 cores as threads does was not run.",
+    ]
+
+
+def test_a_target_that_nobody_reached_is_said_to_be_and_speed_is_told_instead():
+    late = {"steps_to_target": None, "metric": 0.952}
+    found = one(
+        record(rate=10_000, **late),
+        gang(2, 19_000, steps=None, metric=0.941),
+        record(rate=15_000, threads=2, **late),
+    )
+    assert found.lines == [
+        "for mnist-mlp no cell reached 97 %; single · 1 thread · batch 128 came nearest with 95.20 %.",
+        "By speed alone, on this machine train with allreduce, 2 workers, batch 256: 1.9x faster than one "
+        "worker with "
+        "one thread (19,000 images/s against 10,000 images/s).",
+        "That is 1.3x faster than plain threads, one worker with all 2 cores as threads (15,000 images/s).",
+        "Up to 2 workers, the most that were run, each further one pays.",
+        "Fewest worker-seconds are spent by one worker with one thread, batch 128: 100 against 105 for a "
+        "million "
+        "images.",
+    ]
+
+
+def test_one_cell_has_nothing_to_be_compared_with():
+    found = one(ALONE)
+    assert found.text == (
+        "for mnist-mlp there is one cell only, one worker with one thread, batch 128: 97 % after 10 s; it "
+        "has nothing to be compared with."
+    )
+    assert found.fastest == found.cheapest
+
+
+def test_without_the_baseline_there_is_no_speed_up():
+    assert one(TWO, FOUR, THREADS).lines[0] == (
+        "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256: 97 % after 5.0 s. No run "
+        "had one worker with one thread, so there is no speed-up to tell."
+    )
+
+
+def test_a_task_that_was_only_timed_is_answered_by_speed():
+    def short(run: RunRecord) -> RunRecord:
+        return run.model_copy(update={"spec": run.spec.replace(samples=8_000), "epochs": 0.13})
+
+    runs = [record(task="mnist-cnn", rate=900, steps_to_target=None)]
+    runs.append(gang(2, 1_730, steps=None, task="mnist-cnn"))
+    found = one(*map(short, runs))
+    assert found.lines == [
+        "for mnist-cnn on this machine the fastest is allreduce, 2 workers, batch 256: 1.9x faster than one "
+        "worker "
+        "with one thread (1,730 images/s against 900 images/s).",
+        "What one worker with all 2 cores as threads does was not run.",
+        "Up to 2 workers, the most that were run, each further one pays.",
+        "Fewest worker-seconds are spent by one worker with one thread, batch 128: 1,110 against 1,160 for a "
+        "million "
+        "images.",
+    ]
+
+
+def test_a_price_makes_cost_money():
+    dear = gang(2, 18_286)  # 5.6 s
+    found = one(ALONE, THREADS, dear, price=3.6)
+    assert (
+        found.lines[-1] == "Cheapest is one worker with one thread, batch 128: $0.01 against $0.011 to 97 %."
+    )
+    cheap = gang(2, 21_000)
+    assert one(ALONE, THREADS, cheap, price=3.6).lines[-1] == "It is the cheapest, too."
+
+
+def test_regimes_say_how_large_a_batch_pays():
+    runs = [
+        record(batch=batch, rate=10_000, steps_to_target=round(200 * (1 + 400 / batch)), epochs=20.0)
+        for batch in (16, 32, 64, 128, 256, 512, 1024)
+    ]
+    (line,) = [line for line in one(*runs, gang(2, 20_000, steps=513)).lines if "halves" in line]
+    assert line.startswith("Beyond batch 80 (")
+    assert line.endswith(") doubling the batch no longer halves the steps.")
+
+
+def test_intervals_that_overlap_are_within_the_noise():
+    threads = [
+        record(rate=rate, threads=2, steps_to_target=400, seed=n)
+        for n, rate in enumerate((9_000, 10_000, 12_000))
+    ]
+    several = [gang(2, rate, steps=200, seed=n) for n, rate in enumerate((9_500, 10_500, 11_000))]
+    lines = one(ALONE, *threads, *several).lines
+    assert lines[1] == (
+        "Plain threads are as fast, within the noise: one worker with all 2 cores as threads (5.1 s)."
+    )
+    swapped = [
+        record(rate=rate, steps_to_target=400, seed=n) for n, rate in enumerate((9_000, 10_000, 12_000))
+    ]
+    assert one(*swapped, *several).lines[0] == (
+        "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256, though within the noise "
+        "it is no faster than one worker with one thread (97 % after 4.9 s against 5.1 s)."
+    )
+
+
+def test_cells_and_runs_that_did_not_arrive_are_counted():
+    some = [gang(2, 20_480, seed=n, steps=steps) for n, steps in enumerate((400, 400, None))]
+    lines = one(ALONE, *some, FOUR.model_copy(update={"target_samples": None})).lines
+    assert "(97 % after 5.0 s in 2 of 3 runs against 10 s)" in lines[0]
+    assert lines[-1] == "1 of 3 cells did not reach 97 %."
+
+
+def test_a_target_that_few_runs_reached_is_not_reached():
+    some = [gang(2, 20_480, seed=n, steps=steps) for n, steps in enumerate((400, None, None))]
+    assert one(*some).lines[0] == "for mnist-mlp no cell reached 97 % in most of its runs (1 did)."
+
+
+def test_a_noisy_machine_is_said_to_be():
+    noisy = gang(2, 20_480, machine_noise=0.3)
+    assert one(ALONE, noisy).lines[-1] == (
+        "The machine was noisy while this was measured: run it again before relying on it."
+    )
+
+
+def test_what_was_not_timed_is_answered_by_samples():
+    assert one(
+        record(timed=False, steps_to_target=800), record(timed=False, batch=512, steps_to_target=300)
+    ).text == (
+        "for mnist-mlp nothing was timed, so there is no fastest; the fewest samples to 97 % took single, 1 "
+        "thread, batch 128: 102,400 images."
+    )
+
+
+def test_a_study_that_was_interrupted_has_no_answer_yet():
+    run = record(status="interrupted", steady_samples_per_second=None)
+    found = one(run)
+    assert found.text == "for mnist-mlp no run came to its end: there is no answer yet."
+    assert (found.fastest, found.cheapest) == (None, None)
+
+
+def test_a_run_that_diverged_is_never_the_answer():
+    quick = gang(2, 90_000, status="diverged")
+    found = one(ALONE, TWO, quick)
+    assert found.fastest is not None
+    assert found.fastest.reached == 1
+
+
+def test_machines_are_counted():
+    far = gang(2, 20_480, hosts=["a", "b"])
+    assert one(ALONE, far).text.startswith("for mnist-mlp on these 3 machines train with")
+
+
+def test_each_task_has_its_answer_and_nothing_has_none():
+    assert [found.task for found in answers(study(TWO, record(task="mnist-cnn"), ALONE))] == [
+        "mnist-mlp",
+        "mnist-cnn",
+    ]
+    assert answers(study()) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_records_does_not_matter(seed: int):
+    records = [ALONE, THREADS, TWO, FOUR]
+    random.Random(seed).shuffle(records)
+    assert one(*records) == one(ALONE, THREADS, TWO, FOUR)
+
+
+def test_every_speed_up_names_its_baseline():
+    for records in ([ALONE, TWO, FOUR], [ALONE, THREADS, TWO], [THREADS, TWO]):
+        for line in one(*records).lines:
+            assert "x faster" not in line or "one worker with" in line.partition("x faster")[2]

@@ -1,0 +1,299 @@
+"""Rules about lost time, each on both sides of its threshold, with the sentence it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from manyhands.analysis import causes
+from manyhands.analysis.causes import Verdict
+from manyhands.analysis.scaling import Baseline
+from manyhands.analysis.stats import Summary
+from manyhands.record import Pace, RunRecord
+from manyhands.testing.records import record
+
+COMPUTE = {"forward": 0.1, "backward": 0.2}
+
+
+def step(**phases: float) -> dict[str, float]:
+    """A step in milliseconds."""
+    return {name: value / 1000 for name, value in phases.items()}
+
+
+def gang(phases: dict[str, float], **fields: object) -> RunRecord:
+    found = {"strategy": "allreduce", "workers": 2, "batch": 256} | fields
+    return record(phases=phases, **found)
+
+
+def handing(found: RunRecord, nbytes: float) -> RunRecord:
+    """The same, with so many bytes a step and rank."""
+    books = {"all_reduce": {"calls": found.steps, "bytes": nbytes * found.steps, "seconds": 1.0}}
+    return found.model_copy(update={"traffic": [books] * found.spec.ranks})
+
+
+def paced(found: RunRecord, *ranks: dict[str, float], high: float = 1.0) -> RunRecord:
+    """The same, with a mean step for each rank."""
+    paces = []
+    for phases in ranks:
+        mean = sum(phases.values())
+        paces.append(Pace(steps=100, mean=mean, low=mean, median=mean, high=high * mean, phases=phases))
+    return found.model_copy(update={"pace": paces})
+
+
+def one_thread(rate: float, batch: int = 128) -> Baseline:
+    return Baseline(1, Summary(rate, rate, rate, 1), batch, "one worker, one thread")
+
+
+def judged(rule: str, found: RunRecord, baseline: Baseline | None = None) -> Verdict | None:
+    return dict(causes.RULES)[rule](causes.facts(found, baseline, None))
+
+
+def said(rule: str, found: RunRecord, baseline: Baseline | None = None) -> str:
+    verdict = judged(rule, found, baseline)
+    assert verdict is not None
+    assert verdict.rule == rule
+    return verdict.text
+
+
+def test_communication_is_blamed_from_15_per_cent_on():
+    assert judged("communication", gang(step(forward=30, backward=55.1, communication=14.9))) is None
+    verdict = judged("communication", gang(step(forward=30, backward=54.9, communication=15.1)))
+    assert verdict is not None
+    assert verdict.lost == pytest.approx(0.151)
+
+
+def test_communication_names_the_batch_and_the_averages_that_make_up_for_it():
+    # (40 k + 2) / (40 k + 2 + 58) is 0.85 first at k = 16, 42 / (42 + 58 / k) at k = 8
+    run = handing(gang(step(forward=15, backward=25, optimiser=2, communication=58)), 57e6)
+    assert said("communication", run) == (
+        "58 % of the step is exposed communication of 57 MB at 983 MB/s; at this bandwidth a batch of 4,096 "
+        "would reach 92 % efficiency, `average --every 8` 85 %."
+    )
+
+
+def test_an_average_is_made_rarer_than_it_is():
+    run = handing(gang(step(forward=30, backward=50, communication=20), strategy="average"), 7.5e6)
+    assert said("communication", run) == (
+        "20 % of the step is exposed communication of 7.5 MB at 375 MB/s; at this bandwidth a batch of 512 "
+        "would reach 89 % efficiency, `average --every 32` 89 %."
+    )
+
+
+def test_a_server_is_asked_less_often():
+    run = handing(gang(step(forward=30, backward=50, communication=20), strategy="server"), 7.5e6)
+    assert said("communication", run).endswith("89 % efficiency, `server --push-every 2` 89 %.")
+
+
+def test_a_batch_larger_than_the_data_is_no_advice():
+    run = gang(step(forward=15, backward=25, optimiser=2, communication=58), batch=8192)
+    assert said("communication", run).endswith(
+        "at this bandwidth `average --every 8` would reach 85 % efficiency."
+    )
+
+
+def test_where_nothing_helps_fewer_workers_are_the_advice():
+    run = gang(step(forward=0.05, backward=0.05, communication=99.9))
+    assert said("communication", run).endswith(
+        "; neither a larger batch nor rarer exchanges would make up for it: use fewer workers."
+    )
+
+
+def test_an_average_at_the_end_cannot_be_made_rarer():
+    options = {"strategy": "average", "strategy_options": {"every": "end"}}
+    text = said("communication", gang(step(forward=30, backward=50, communication=20), **options))
+    assert text.endswith("at this bandwidth a batch of 512 would reach 89 % efficiency.")
+
+
+def test_stages_hand_over_more_with_a_larger_batch():
+    run = handing(gang(step(forward=30, backward=50, communication=20), strategy="pipeline"), 1e6)
+    assert said("communication", run) == (
+        "20 % of the step is exposed communication of 1 MB at 50 MB/s; it grows with the batch: fewer "
+        "stages, or sharing the batch with `allreduce`, would spare it."
+    )
+
+
+def test_waiting_names_the_slowest_rank_from_10_per_cent_on():
+    slow = step(forward=30, backward=60)
+    little = paced(gang({}), step(forward=24, backward=48, wait=17.8), slow)
+    assert judged("stragglers", little) is None
+    much = paced(gang({}), step(forward=24, backward=48, wait=18.2), slow)
+    assert said("stragglers", much) == (
+        "10 % of the step is waiting for rank 1, which computes 25 % longer than the others; as fast as they "
+        "are it would make the step 1.11x faster."
+    )
+
+
+def test_the_slowest_rank_is_named_with_its_host_if_there_are_several():
+    quick, slow = step(forward=20, backward=40, wait=30), step(forward=30, backward=60)
+    run = paced(gang({}, workers=4, hosts=["a", "a", "b", "b"]), quick, quick, slow, quick)
+    assert "waiting for rank 2 on b, which computes 50 % longer" in said("stragglers", run)
+
+
+def test_ranks_that_are_alike_wait_because_steps_vary():
+    phases = step(forward=30, backward=50, wait=20)
+    run = paced(gang({}), phases, phases, high=1.4)
+    assert said("stragglers", run) == (
+        "20 % of the step is waiting for each other, though no rank is slower than the rest (one step of ten "
+        "takes 40 % longer than the median): look for what else runs on the machine, or let workers go at "
+        "their own pace with `server`."
+    )
+
+
+def test_a_rank_is_the_slowest_from_5_per_cent_on():
+    quick = step(forward=30, backward=50, wait=20)
+    assert "for each other" in said("stragglers", paced(gang({}), quick, step(forward=30, backward=53.9)))
+    assert "for rank 1," in said("stragglers", paced(gang({}), quick, step(forward=30, backward=54.1)))
+
+
+def test_waiting_for_a_server_is_said_so():
+    phases = step(forward=30, backward=50, wait=20)
+    run = paced(gang({}, strategy="server"), phases, phases, phases)
+    assert said("stragglers", run) == (
+        "20 % of the step is waiting for 1 server to answer; `--servers 2` would halve what each has to do, "
+        "`--push-every 2` how often it is asked."
+    )
+
+
+def test_layers_wait_for_each_other_and_a_pipeline_would_less():
+    run = gang(step(forward=17, backward=33, wait=50), strategy="layers")
+    assert judged("stragglers", run) is None
+    assert said("bubble", run) == (
+        "50 % of the step the 2 stages wait for each other; one batch at a time keeps one of them busy: "
+        "`pipeline --micro-batches 8` would leave 11 % idle."
+    )
+
+
+@pytest.mark.parametrize(("waiting", "blamed"), [(9.9, False), (10.1, True)])
+def test_a_bubble_is_blamed_from_10_per_cent_on(waiting: float, blamed: bool):
+    phases = step(forward=30, backward=70 - waiting, wait=waiting)
+    run = gang(phases, strategy="pipeline", strategy_options={"micro_batches": 4})
+    assert (judged("bubble", run) is not None) is blamed
+
+
+def test_a_pipeline_of_few_micro_batches_wants_more():
+    options = {"strategy": "pipeline", "strategy_options": {"micro_batches": 2}}
+    assert said("bubble", gang(step(forward=25, backward=40, wait=35), **options)) == (
+        "35 % of the step the 2 stages wait for each other; 2 micro-batches leave 33 % idle by themselves, "
+        "`--micro-batches 8` 11 %."
+    )
+
+
+def test_a_pipeline_of_enough_micro_batches_is_cut_badly():
+    run = gang({}, strategy="pipeline", strategy_options={"micro_batches": 8})
+    run = paced(run, step(forward=20, backward=40, wait=40), step(forward=30, backward=60, wait=10))
+    assert said("bubble", run) == (
+        "25 % of the step the 2 stages wait for each other; 8 micro-batches alone leave 11 % idle: rank 1 "
+        "computes 50 % longer than the others, so cut the model elsewhere."
+    )
+
+
+@pytest.mark.parametrize(("waiting", "blamed"), [(9.9, False), (10.1, True)])
+def test_data_is_blamed_from_10_per_cent_on(waiting: float, blamed: bool):
+    run = record(phases=step(data=waiting, forward=30, backward=70 - waiting))
+    assert (judged("data", run) is not None) is blamed
+
+
+def test_data_starvation_says_what_it_costs():
+    assert said("data", record(phases=step(data=20, forward=30, backward=50))) == (
+        "20 % of the step is waiting for data; held in memory or prepared beforehand it would make the step "
+        "1.25x faster."
+    )
+
+
+def test_a_small_share_of_the_batch_is_blamed_if_a_sample_takes_a_quarter_longer():
+    baseline = one_thread(10_000)  # 0.1 ms a sample
+    near = gang(step(forward=1.3, backward=2.6), batch=64)  # 32 a worker, 0.122 ms each
+    assert judged("small-batch", near, baseline) is None
+    far = gang(step(forward=1.5, backward=3.3, communication=0.2), batch=64)  # 0.15 ms each
+    verdict = judged("small-batch", far, baseline)
+    assert verdict is not None
+    assert verdict.lost == pytest.approx(0.96 / 3)
+    assert verdict.text == (
+        "each worker computes on 32 samples a step and takes 1.5x as long for one as one worker with one "
+        "thread does with 128; a batch of 256 would make up for it."
+    )
+
+
+def test_a_share_as_large_as_the_baseline_s_is_not_too_small():
+    slow = gang(step(forward=7, backward=13), batch=256)  # 128 a worker, 0.156 ms each
+    assert judged("small-batch", slow, one_thread(10_000)) is None
+    assert said("contention", slow, one_thread(10_000)) == (
+        "a worker takes 1.6x as long for a sample as one worker with one thread, though its batch is no "
+        "smaller and every worker has a core: they share memory bandwidth and caches, so fewer may do as "
+        "much."
+    )
+    quick = gang(step(forward=5, backward=10), batch=256)  # 0.117 ms
+    assert judged("contention", quick, one_thread(10_000)) is None
+
+
+@pytest.mark.parametrize("rule", ["small-batch", "contention"])
+def test_without_a_baseline_or_with_too_few_cores_nobody_can_tell(rule: str):
+    phases = step(forward=100, backward=200)
+    assert judged(rule, gang(phases)) is None
+    assert judged(rule, gang(phases, workers=4), one_thread(10_000)) is None
+    assert judged(rule, gang(phases, threads=2, cores=8), one_thread(10_000)) is None
+
+
+def test_more_threads_than_cores_take_turns():
+    assert judged("oversubscribed", gang(COMPUTE)) is None
+    verdict = judged("oversubscribed", gang(COMPUTE, workers=4))
+    assert verdict is not None
+    assert verdict.lost == pytest.approx(0.5)
+    assert verdict.text == (
+        "4 workers share 2 cores, so each waits 50 % of the time for its turn; with 4 cores the step could "
+        "be up to 2.00x faster."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "who"),
+    [
+        ({"threads": 2}, "2 workers x 2 threads share 2 cores"),
+        ({"strategy": "server"}, "3 processes share 2 cores"),
+        ({"strategy": "single", "workers": 1, "threads": 4}, "1 worker with 4 threads shares 2 cores"),
+    ],
+)
+def test_oversubscription_says_who_shares_what(fields: dict, who: str):
+    assert said("oversubscribed", gang(COMPUTE, **fields)).startswith(who)
+
+
+def test_hosts_are_crowded_one_by_one():
+    assert judged("oversubscribed", gang(COMPUTE, workers=4, hosts=["a", "b", "a", "b"])) is None
+
+
+@pytest.mark.parametrize(("share", "blamed"), [(14.9, False), (15.1, True)])
+def test_the_optimiser_is_blamed_from_15_per_cent_on(share: float, blamed: bool):
+    run = record(phases=step(forward=30, backward=70 - share, optimiser=share))
+    assert (judged("optimiser", run) is not None) is blamed
+
+
+def test_the_optimiser_s_share_falls_with_the_batch():
+    # 20 / (80 k + 20) is below 7.5 % first at k = 4
+    assert said("optimiser", record(phases=step(forward=30, backward=50, optimiser=20))) == (
+        "20 % of the step is the optimiser's update of 1,863,690 parameters, as long for any batch; a batch "
+        "of 512 would bring it to 6 %."
+    )
+
+
+@pytest.mark.parametrize(("share", "blamed"), [(14.9, False), (15.1, True)])
+def test_the_trainer_s_own_work_is_blamed_from_15_per_cent_on(share: float, blamed: bool):
+    run = record(phases=step(forward=30, backward=70 - share, other=share))
+    assert (judged("overhead", run) is not None) is blamed
+
+
+def test_overhead_says_how_short_the_step_is():
+    assert said("overhead", record(phases=step(forward=1, backward=2, other=1))) == (
+        "25 % of the 4 ms of a step is the trainer's own work, as long for any batch: a larger one would pay."
+    )
+
+
+@pytest.mark.parametrize("rule", [name for name, _ in causes.RULES if name != "oversubscribed"])
+def test_a_run_that_was_not_timed_is_not_blamed(rule: str):
+    phases = step(forward=1, backward=1, communication=10, wait=10, data=10, optimiser=10, other=10)
+    for strategy in ("allreduce", "pipeline"):
+        run = gang(phases, timed=False, strategy=strategy)
+        assert judged(rule, run, one_thread(10_000)) is None
+
+
+def test_the_idle_share_of_a_pipeline_is_the_published_one():
+    assert causes.idle(4, 1) == 0.75
+    assert causes.idle(4, 13) == pytest.approx(3 / 16)
