@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyhands.data.arrays import ArrayData
-    from manyhands.folder import load
     from manyhands.record import RunRecord, StepRecord
+    from manyhands.report.notebook import load
     from manyhands.run import train
     from manyhands.spec import RunSpec
     from manyhands.tasks.base import Defaults, Metric, Scale, Task, accuracy
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 # Imported when first asked for, so that `import manyhands` does not import torch.
 _NAMES = {
     "train": "manyhands.run",
-    "load": "manyhands.folder",
+    "load": "manyhands.report.notebook",
     "RunSpec": "manyhands.spec",
     "RunRecord": "manyhands.record",
     "StepRecord": "manyhands.record",

@@ -216,13 +216,3 @@ class Journal:
 
 def _pretty(text: str) -> bytes:
     return (json.dumps(json.loads(text), indent=2) + "\n").encode()
-
-
-def load(path: str | Path) -> RunRecord:
-    """The record of a finished run, read from its folder; nothing of the run is executed (law 9)."""
-    folder = RunFolder(Path(path))
-    folder.spec()
-    record = folder.record()
-    if record is None:
-        raise UsageError(f"{path} has no result yet; continue it with: manyhands train --resume {path}")
-    return record

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from manyhands import __version__
-from manyhands.cli import doctor, list_, show, study, train, verify
+from manyhands.cli import doctor, list_, report, show, study, train, verify
 from manyhands.errors import ManyhandsError, UsageError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
 app.command("study", epilog=study.EXAMPLES)(study.study)
+app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("list", epilog=list_.EXAMPLES)(list_.list_)
 app.command("show", epilog=show.EXAMPLES)(show.show)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -1,0 +1,145 @@
+"""Staleness: how old the gradients of asynchronous strategies are, and what that costs in samples."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from manyhands import words
+from manyhands.analysis.asynchrony import Asynchrony
+from manyhands.report.charts import common
+from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.findings import Findings
+
+MOST_STALE, MOST_KINDS = 24, 10
+
+
+def figure(findings: Findings) -> Figure | None:
+    """Per task: a histogram of staleness, and samples to target against it."""
+    panels, told, left = [], [], 0
+    for task in findings.tasks:
+        mine = [each for each in findings.asynchronous if each.task == task]
+        batch = findings.shown_batch(task)
+        stale = sorted(
+            (each for each in mine if each.histogram), key=lambda each: (each.batch != batch, each.batch)
+        )
+        first: dict[tuple[str, int], Asynchrony] = {}
+        for each in stale:
+            first.setdefault((each.variant, each.workers), each)
+        if not any(each.staleness > 0 for each in stale):
+            continue
+        shown = list(first.values())[:MOST_KINDS]
+        left += len(stale) - len(shown)
+        told.append(_sentence(task, mine))
+        panels.append(_histogram(findings, task, shown, told[-1]))
+        if scatter := _scatter(findings, task, mine, told[-1]):
+            panels.append(scatter)
+    return Figure(common.sentence(told), panels, limited(left, "histogram")) if panels else None
+
+
+def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str) -> Panel:
+    data: list[Row] = []
+    for each in shown:
+        total = sum(each.histogram.values())
+        most = min(max(each.histogram), MOST_STALE)
+        for stale in range(most + 1):
+            count = each.histogram.get(stale, 0)
+            if stale == MOST_STALE:
+                count = sum(n for age, n in each.histogram.items() if age >= stale)
+            data.append(
+                {
+                    "variant": each.variant,
+                    "title": f"{each.variant} · {each.workers}",
+                    "staleness": stale,
+                    "share": tidy(count / total),
+                    "mean": tidy(each.staleness),
+                }
+            )
+    most_share = max(float(row["share"]) for row in data)
+    tip = common.tips(
+        ("title:N", "strategy · workers"),
+        ("staleness:Q", "updates behind"),
+        ("share:Q", "share of updates", ".1%"),
+        ("mean:Q", "mean", ".2f"),
+    )
+    x = alt.X("staleness:O", title="staleness (updates behind)", axis=alt.Axis(labelAngle=0))
+    # circles whose area is the share: several strategies under each other, none hides another
+    view = (
+        common.rows()
+        .mark_circle(opacity=0.95)
+        .encode(
+            x=x,
+            y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(grid=True, labelLimit=180)),
+            size=alt.Size("share:Q", scale=alt.Scale(domain=[0, most_share], range=[0, 600]), legend=None),
+            color=common.colour(findings.looks, data, legend=False),
+            tooltip=tip,
+        )
+    )
+    return Panel(
+        f"{task} · how stale", view, {"rows": data}, f"Share of updates by staleness. {text}", step=40
+    )
+
+
+def _scatter(findings: Findings, task: str, mine: list[Asynchrony], text: str) -> Panel | None:
+    data: list[Row] = [
+        {
+            "variant": each.variant,
+            "workers": each.workers,
+            "batch": each.batch,
+            "staleness": tidy(each.staleness),
+            "samples_ratio": tidy(each.samples_ratio),
+            "seconds_ratio": tidy(each.seconds_ratio),
+        }
+        for each in [each for each in mine if each.samples_ratio is not None][:400]
+    ]
+    if not any(row["staleness"] for row in data):
+        return None
+    tip = common.tips(
+        ("variant:N", "strategy"),
+        ("workers:Q", "workers"),
+        ("batch:Q", "batch", ",d"),
+        ("staleness:Q", "mean staleness", ".2f"),
+        ("samples_ratio:Q", "samples, synchronous = 1", ".2f"),
+        ("seconds_ratio:Q", "seconds, synchronous = 1", ".2f"),
+    )
+    one = common.rows("one").mark_rule(style="guide").encode(y="samples_ratio:Q")
+    dots = (
+        common.rows()
+        .mark_point(size=80, opacity=0.85)
+        .encode(
+            x=alt.X(
+                "staleness:Q",
+                title="mean staleness (updates)",
+                scale=alt.Scale(nice=False, padding=14),
+                axis=alt.Axis(tickCount=6),
+            ),
+            y=alt.Y(
+                "samples_ratio:Q",
+                title="samples to target, synchronous = 1",
+                scale=alt.Scale(zero=False, padding=12),
+            ),
+            color=common.colour(findings.looks, data),
+            shape=common.shape(findings.looks, data),
+            tooltip=tip,
+        )
+    )
+    return Panel(
+        f"{task} · what it costs",
+        common.layered(one, dots),
+        {"rows": data, "one": [{"samples_ratio": 1}]},
+        f"Samples to the target against mean staleness. {text}",
+    )
+
+
+def _sentence(task: str, mine: list[Asynchrony]) -> str:
+    most = max(mine, key=lambda each: each.staleness)
+    text = (
+        f"{task}: gradients of {common.spoken(most.variant, most.workers)} at batch {most.batch:,} "
+        f"are {most.staleness:.1f} updates old in the mean"
+    )
+    if most.samples_ratio is None:
+        return text + "; it is not known what that costs, for want of a pair that reached the target."
+    if 0.95 <= most.samples_ratio <= 1.05:
+        return text + ", and it needs as many samples as the synchronous way."
+    more = "more" if most.samples_ratio > 1 else "fewer"
+    share = words.percent(abs(most.samples_ratio - 1))
+    return f"{text}, and it needs {share} {more} samples than the synchronous way."

@@ -1,0 +1,105 @@
+"""What several charts need: named data, the looks of variants, axes of workers and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import altair as alt
+
+from manyhands import words
+from manyhands.report import palette
+from manyhands.report.figure import Row
+
+
+def rows(name: str = "rows") -> alt.Chart:
+    """A chart that reads the panel's data of that name."""
+    return alt.Chart(alt.NamedData(name=name))
+
+
+def layered(*views: alt.Chart) -> alt.LayerChart:
+    """Views above each other; altair would also take facets, which we never do."""
+    whole = alt.layer(*views)
+    assert isinstance(whole, alt.LayerChart)
+    return whole
+
+
+def names(data: Iterable[Row], field: str = "variant") -> list[str]:
+    """The different values of a field, in order."""
+    return list(dict.fromkeys(str(row[field]) for row in data))
+
+
+def colour(known: dict[str, palette.Look], data: Iterable[Row], *, legend: bool = True) -> alt.Color:
+    """By variant, its own colour in every chart."""
+    order, colours, _, _ = palette.domain(names(data), known)
+    key: dict[str, Any] = {} if legend else {"legend": None}
+    return alt.Color("variant:N", scale=alt.Scale(domain=order, range=colours), title=None, **key)
+
+
+def shape(known: dict[str, palette.Look], data: Iterable[Row]) -> alt.Shape:
+    """By variant; with `colour` one legend for both."""
+    order, _, shapes, _ = palette.domain(names(data), known)
+    return alt.Shape("variant:N", scale=alt.Scale(domain=order, range=shapes), title=None)
+
+
+def fixed(field: str, looks: dict[str, str], *, legend: bool = True) -> alt.Color:
+    """By another field than the variant, with these colours."""
+    key: dict[str, Any] = {} if legend else {"legend": None}
+    scale = alt.Scale(domain=list(looks), range=list(looks.values()))
+    return alt.Color(f"{field}:N", scale=scale, title=None, **key)
+
+
+def counts_axis(field: str, title: str, values: Sequence[int]) -> alt.X:
+    """Few whole numbers: a tick each; far apart: on a scale of doublings."""
+    ticks = sorted(set(values))
+    wide = ticks[-1] >= 16 * ticks[0]
+    kind = alt.Scale(type="log", base=2, nice=False, padding=14)
+    scale = kind if wide else alt.Scale(zero=False, nice=False, padding=14)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(values=ticks, format="d"))
+
+
+def batch_axis(values: Sequence[float], title: str = "batch") -> alt.X:
+    """Batches, on a scale of doublings."""
+    ticks = sorted(set(values))
+    scale = alt.Scale(type="log", base=2, nice=False, padding=14)
+    return alt.X("batch:Q", title=title, scale=scale, axis=alt.Axis(values=ticks, format=",d"))
+
+
+def tips(*fields: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
+    """`("workers:Q", "workers")`, with a format where a number needs one."""
+    return [
+        alt.Tooltip(field[0], title=field[1], format=field[2] if len(field) == 3 else alt.Undefined)
+        for field in fields
+    ]
+
+
+RUN = ("run:N", "run")
+
+
+def short(run: str) -> str:
+    """A run's folder without the way to it."""
+    return run.rstrip("/").rpartition("/")[2]
+
+
+def runs(folders: Sequence[str]) -> str:
+    """`mnist-mlp-7f3a2b1c and 2 more`."""
+    first = short(folders[0]) if folders else ""
+    return first if len(folders) < 2 else f"{first} and {len(folders) - 1} more"
+
+
+def sentence(parts: Sequence[str]) -> str:
+    """Some sentences as one text, a line each, empty ones left out."""
+    return "\n".join(part for part in parts if part)
+
+
+def spoken(variant: str, workers: int, threads: int = 1) -> str:
+    """`allreduce with 2 workers`, for sentences."""
+    if variant == "single":
+        return f"single with {words.plural(threads, 'thread')}"
+    return f"{variant} with {words.plural(workers, 'worker')}"
+
+
+def many(title: str, field: str) -> alt.X:
+    """An axis of large numbers: `0`, `50k`, `100k`."""
+    short_ = "datum.value == 0 ? '0' : format(datum.value, '~s')"
+    return alt.X(f"{field}:Q", title=title, axis=alt.Axis(labelExpr=short_, tickCount=6))

@@ -1,0 +1,183 @@
+"""Speed-up and efficiency by workers: what each strategy makes of more of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+import altair as alt
+
+from manyhands import words
+from manyhands.analysis.scaling import Curve
+from manyhands.report.charts import common
+from manyhands.report.figure import Figure, Panel, Row, tidy
+from manyhands.report.findings import Findings
+
+
+def figure(findings: Findings) -> Figure | None:
+    """For each task the batch that most strategies were timed at: speed-up, and efficiency beside it."""
+    panels: list[Panel] = []
+    told: list[str] = []
+    drawn = 0
+    for task in findings.tasks:
+        for number, chosen in enumerate(_chosen(findings, task)):
+            data = _rows(chosen)
+            if not data:
+                continue
+            drawn += len(chosen)
+            panels += _panels(findings, chosen, data)
+            told += [_sentence(chosen, data)] if number == 0 else []  # one a task is enough
+    if not panels:
+        return None
+    left = sum(curve.task in findings.tasks for curve in findings.curves) - drawn
+    note = (
+        f"{words.plural(left, 'further curve')} at other batches can be read from the table." if left else ""
+    )
+    return Figure(common.sentence(told), panels, note)
+
+
+def _chosen(findings: Findings, task: str) -> list[list[Curve]]:
+    """Strong and weak scaling, each at the batch for which there is most to see."""
+    found, usual = [], findings.shown_batch(task)
+    for kind in ("strong", "weak"):
+        mine = [curve for curve in findings.curves if curve.task == task and curve.kind == kind]
+        size = Counter[int]()
+        for curve in mine:
+            size[curve.fixed] += len(curve.points)
+        if size:
+            fixed = max(size, key=lambda each: (size[each], each == usual, each))
+            found.append([curve for curve in mine if curve.fixed == fixed])
+    return found
+
+
+def _rows(curves: list[Curve]) -> list[Row]:
+    return [
+        {
+            "variant": curve.variant,
+            "workers": point.workers,
+            "batch": point.batch,
+            "speed_up": tidy(point.speed_up.median),
+            "low": tidy(point.speed_up.low),
+            "high": tidy(point.speed_up.high),
+            "efficiency": tidy(point.efficiency),
+            "throughput": tidy(point.throughput.median),
+            "noisy": "yes" if point.noisy else "no",
+            "run": common.runs(point.runs),
+        }
+        for curve in curves
+        for point in curve.points
+        if point.speed_up is not None
+    ]
+
+
+def _title(curve: Curve) -> str:
+    what = f"batch {curve.fixed:,}" if curve.kind == "strong" else f"batch {curve.fixed:,} a worker"
+    return f"{curve.task} · {what}"
+
+
+def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Panel]:
+    first = curves[0]
+    baseline = first.baseline.name if first.baseline else "one worker"
+    most = max(int(row["workers"]) for row in data)
+    tip = common.tips(
+        ("variant:N", "strategy"),
+        ("workers:Q", "workers"),
+        ("batch:Q", "batch", ",d"),
+        ("speed_up:Q", "speed-up", ".2f"),
+        ("low:Q", "from", ".2f"),
+        ("high:Q", "to", ".2f"),
+        ("efficiency:Q", "efficiency", ".0%"),
+        ("throughput:Q", "samples/s", ",.0f"),
+        ("noisy:N", "noisy machine"),
+        common.RUN,
+    )
+    x = common.counts_axis("workers", "workers", [int(row["workers"]) for row in data])
+    colour, shape = common.colour(findings.looks, data), common.shape(findings.looks, data)
+    base = common.rows().encode(x=x, color=colour)
+    ideal: list[Row] = [{"workers": n, "ideal": n, "one": 1} for n in (1, most)]
+    extra: dict[str, list[Row]] = {"rows": data, "ideal": ideal, "threads": _threads(curves)}
+    guide = common.rows("ideal").mark_line(style="guide").encode(x="workers:Q")
+    y = alt.Y("speed_up:Q", title=f"speed-up over {baseline}", scale=alt.Scale(domainMin=0))
+    layers: list[alt.Chart] = [
+        guide.encode(y=alt.Y("ideal:Q")),
+        common.rows("ideal")
+        .mark_text(style="note", align="right", dx=-8, dy=-2, text="ideal")
+        .transform_filter(alt.datum.workers == most)
+        .encode(x="workers:Q", y="ideal:Q"),
+        base.mark_line(opacity=0.85).encode(y=y),
+        base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
+        base.mark_point().encode(y="speed_up:Q", shape=shape, tooltip=tip),
+    ]
+    if extra["threads"]:
+        level = common.rows("threads").encode(y="speed_up:Q")
+        layers.insert(0, level.mark_rule(style="guide"))
+        layers.append(_label(level, data, float(extra["threads"][0]["speed_up"])))
+    shown = _sentence(curves, data)
+    second = [
+        guide.encode(y=alt.Y("one:Q")),
+        base.mark_line(opacity=0.85).encode(
+            y=alt.Y(
+                "efficiency:Q",
+                title="efficiency (speed-up a worker)",
+                axis=alt.Axis(format="%"),
+                scale=alt.Scale(domainMin=0),
+            )
+        ),
+        base.mark_point().encode(y="efficiency:Q", shape=shape, tooltip=tip),
+    ]
+    return [
+        Panel(_title(first), common.layered(*layers), extra, f"Speed-up by workers. {shown}"),
+        Panel(
+            f"{_title(first)} · efficiency",
+            common.layered(*second),
+            {"rows": data, "ideal": ideal},
+            f"Efficiency, speed-up divided by workers. {shown}",
+        ),
+    ]
+
+
+def _label(level: alt.Chart, data: list[Row], height: float) -> alt.Chart:
+    """The name of the threads' line, where the fewest marks are in its way."""
+    top = max(float(row["workers"]) for row in data)
+
+    def crowd(end: Callable[[list[float]], float], above: bool) -> int:
+        at = end([float(row["workers"]) for row in data])
+        gaps = [float(row["speed_up"]) - height for row in data if float(row["workers"]) == at]
+        return sum(0 < (gap if above else -gap) < 0.12 * top for gap in gaps)
+
+    places = [(max, True), (min, True), (max, False), (min, False)]
+    end, above = min(places, key=lambda place: crowd(*place))
+    align: Literal["left", "right"] = "right" if end is max else "left"
+    x: float | Literal["width"] = "width" if end is max else 4
+    name: alt.Chart = level.mark_text(style="note", align=align, x=x, dy=-7 if above else 9)
+    return name.encode(text="name:N")
+
+
+def _threads(curves: list[Curve]) -> list[Row]:
+    """Where one worker with all cores as threads stands: what a user would have without us."""
+    for curve in curves:
+        if curve.baseline and curve.threads_baseline and curve.threads_baseline.threads > 1:
+            ratio = curve.threads_baseline.throughput.median / curve.baseline.throughput.median
+            name = f"one worker, {curve.threads_baseline.threads} threads: {ratio:.2f}x"
+            return [{"speed_up": tidy(ratio), "name": name}]
+    return []
+
+
+def _sentence(curves: list[Curve], data: list[Row]) -> str:
+    best: Any = max(data, key=lambda row: row["speed_up"])
+    first = curves[0]
+    baseline = first.baseline.name if first.baseline else "one worker"
+    text = (
+        f"{_title(first)}: {best['variant']} with {words.plural(best['workers'], 'worker')} is "
+        f"{best['speed_up']:.2f}x as fast as {baseline}"
+    )
+    if best["efficiency"] is not None and best["workers"] > 1:
+        text += f" ({words.percent(best['efficiency'])} efficiency)"
+    more: Any = [
+        row for row in data if row["variant"] == best["variant"] and row["workers"] > best["workers"]
+    ]
+    if more:
+        last = max(more, key=lambda row: row["workers"])
+        text += f"; {last['workers']} workers bring only {last['speed_up']:.2f}x"
+    return text + "."

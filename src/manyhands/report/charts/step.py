@@ -1,0 +1,223 @@
+"""What a step is made of: its time by phase, the bytes it moves, the memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import altair as alt
+
+from manyhands import words
+from manyhands.analysis.breakdown import Breakdown
+from manyhands.report import palette
+from manyhands.report.charts import common
+from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.findings import Findings
+
+MOST = 18  # bars a panel
+LOST = ("communication", "wait", "data", "other")
+
+
+def _shown(findings: Findings, task: str) -> tuple[list[Breakdown], int]:
+    """One run a strategy and worker count, at the batch where most can be compared; and how many are not."""
+    mine = [each for each in findings.breakdowns if each.task == task]
+    batch = findings.shown_batch(task)
+    found: dict[tuple[str, int, str], Breakdown] = {}
+    for each in sorted(mine, key=lambda each: (each.batch != batch, each.batch)):
+        found.setdefault((each.variant, each.workers, _threads(findings, each)), each)
+    order = {name: number for number, name in enumerate(findings.variants)}
+    kept = sorted(found.values(), key=lambda each: (order.get(each.variant, 0), each.workers, each.title))
+    return kept[:MOST], len(kept) - MOST
+
+
+def _threads(findings: Findings, each: Breakdown) -> str:
+    record = findings.by_run.get(each.run)
+    return str(record.environment.threads) if record and each.variant == "single" else ""
+
+
+def _name(findings: Findings, each: Breakdown, batch: int | None) -> str:
+    threads = _threads(findings, each)
+    name = (
+        f"{each.variant} · {words.plural(int(threads), 'thread')}"
+        if threads
+        else f"{each.variant} · {each.workers}"
+    )
+    return name if each.batch == batch else f"{name} · batch {each.batch:,}"
+
+
+def _spoken(findings: Findings, each: Breakdown) -> str:
+    return common.spoken(each.variant, each.workers, int(_threads(findings, each) or 1))
+
+
+def _each_task(
+    findings: Findings, draw: Callable[[str, list[Breakdown], dict[str, str]], tuple[Panel, str] | None]
+) -> Figure | None:
+    panels, told, left = [], [], 0
+    for task in findings.tasks:
+        shown, more = _shown(findings, task)
+        batch = findings.shown_batch(task)
+        if shown and (drawn := draw(task, shown, {each.run: _name(findings, each, batch) for each in shown})):
+            panels.append(drawn[0])
+            told.append(drawn[1])
+            left += max(0, more)
+    return Figure(common.sentence(told), panels, limited(left, "bar")) if panels else None
+
+
+def breakdown(findings: Findings) -> Figure | None:
+    """Stacked phases of a step, for a thousand samples so that batches compare."""
+
+    def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
+        data: list[Row] = [
+            {
+                "variant": each.variant,
+                "title": names[each.run],
+                "phase": phase,
+                "order": order,
+                "ms": tidy(1e6 * each.phases[phase] / each.batch),
+                "share": tidy(each.phases[phase] / (sum(each.phases.values()) or 1.0)),
+                "step": words.duration(each.step_seconds),
+                "run": common.short(each.run),
+            }
+            for each in shown
+            for order, phase in enumerate(palette.PHASES)
+            if each.phases.get(phase, 0.0) > 0
+        ]
+        if not data:
+            return None
+        text = _lost(findings, task, shown)
+        used = common.names(data, "phase")
+        looks = {name: colour for name, colour in palette.PHASES.items() if name in used}
+        bars = (
+            common.rows()
+            .mark_bar(style="gap", height={"band": 0.72}, cornerRadiusEnd=0)
+            .encode(
+                y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=180)),
+                x=alt.X(
+                    "sum(ms):Q", title="milliseconds for 1,000 samples", axis=alt.Axis(grid=True, tickCount=5)
+                ),
+                color=common.fixed("phase", looks),
+                order=alt.Order("order:Q"),
+                tooltip=common.tips(
+                    ("title:N", "strategy · workers"),
+                    ("phase:N", "phase"),
+                    ("share:Q", "share of the step", ".1%"),
+                    ("ms:Q", "ms for 1,000 samples", ".3~g"),
+                    ("step:N", "a step"),
+                    common.RUN,
+                ),
+            )
+        )
+        panel = Panel(task, bars, {"rows": data}, f"Time of a step by phase. {text}", step=25)
+        return panel, text
+
+    return _each_task(findings, draw)
+
+
+def _lost(findings: Findings, task: str, shown: list[Breakdown]) -> str:
+    """Who loses most, and to what."""
+    worst: tuple[float, str, str] = (0.0, "", "")
+    for each in shown:
+        whole = sum(each.phases.values()) or 1.0
+        for phase in LOST:
+            worst = max(worst, (each.phases.get(phase, 0.0) / whole, phase, _spoken(findings, each)))
+    share, phase, name = worst
+    if share < 0.05:
+        return f"{task}: no strategy loses as much as 5 % of its step to communication, waiting or data."
+    word = {"wait": "waiting for others", "data": "waiting for data"}.get(phase, phase)
+    return f"{task}: {name} spends {words.percent(share)} of its step on {word}, the largest loss of all."
+
+
+def communication(findings: Findings) -> Figure | None:
+    """Bytes a worker exchanges for a thousand samples."""
+
+    def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
+        moving = [each for each in shown if each.bytes_a_step > 0]
+        if not moving:
+            return None
+        data: list[Row] = [
+            {
+                "variant": each.variant,
+                "title": names[each.run],
+                "megabytes": tidy(each.bytes_a_step / each.batch / 1e3),
+                "shown": f"{words.size(each.bytes_a_step)} a step",
+                "messages": tidy(each.messages_a_step),
+                "run": common.short(each.run),
+            }
+            for each in moving
+        ]
+        most, least = (pick(moving, key=lambda each: each.bytes_a_step / each.batch) for pick in (max, min))
+        text = (
+            f"{task}: {_spoken(findings, most)} moves {words.size(1e3 * most.bytes_a_step / most.batch)} "
+            "for 1,000 samples"
+        )
+        if least is not most:
+            text += f", {_spoken(findings, least)} {words.size(1e3 * least.bytes_a_step / least.batch)}"
+        return _bars(
+            findings, task, data, "megabytes:Q", "megabytes for 1,000 samples", "Communication", text + "."
+        )
+
+    return _each_task(findings, draw)
+
+
+def memory(findings: Findings) -> Figure | None:
+    """The most that a rank of each run took, and every rank as a tick."""
+
+    def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
+        known = [each for each in shown if each.memory > 0]
+        if not known:
+            return None
+        data: list[Row] = [
+            {
+                "variant": each.variant,
+                "title": names[each.run],
+                "megabytes": tidy(each.memory / 1e6),
+                "shown": words.size(each.memory),
+                "messages": None,
+                "run": common.short(each.run),
+            }
+            for each in known
+        ]
+        ranks: list[Row] = [
+            {"variant": each.variant, "title": names[each.run], "rank": rank, "megabytes": tidy(taken / 1e6)}
+            for each in known
+            if each.run in findings.by_run
+            for rank, taken in enumerate(findings.by_run[each.run].memory)
+        ]
+        most, least = (pick(known, key=lambda each: each.memory) for pick in (max, min))
+        text = f"{task}: a rank of {_spoken(findings, most)} takes {words.size(most.memory)}"
+        if most.memory > least.memory:
+            text += f", of {_spoken(findings, least)} {words.size(least.memory)}"
+        return _bars(findings, task, data, "megabytes:Q", "megabytes a rank", "Memory", text + ".", ranks)
+
+    return _each_task(findings, draw)
+
+
+def _bars(
+    findings: Findings,
+    task: str,
+    data: list[Row],
+    field: str,
+    axis: str,
+    what: str,
+    text: str,
+    ranks: list[Row] | None = None,
+) -> tuple[Panel, str]:
+    y = alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=180))
+    tip: Any = common.tips(("title:N", "strategy · workers"), ("shown:N", what.lower()), common.RUN)
+    if data[0]["messages"] is not None:
+        tip.insert(2, alt.Tooltip("messages:Q", title="messages a step", format=",.3~g"))
+    base = common.rows().encode(y=y)
+    bars = base.mark_bar(height={"band": 0.6}).encode(
+        x=alt.X(field, title=axis, axis=alt.Axis(grid=True, tickCount=5)),
+        color=common.colour(findings.looks, data, legend=False),
+        tooltip=tip,
+    )
+    layers: list[alt.Chart] = [bars]
+    if ranks:
+        mark = common.rows("ranks").encode(y=y, x=field).mark_tick(style="ink", thickness=1.5, size=9)
+        layers.append(
+            mark.encode(tooltip=common.tips(("title:N", "run"), ("rank:Q", "rank"), (field, "MB", ",.0f")))
+        )
+    extra = {"ranks": ranks} if ranks else {}
+    panel = Panel(task, common.layered(*layers), {"rows": data, **extra}, f"{what}. {text}", step=25)
+    return panel, text

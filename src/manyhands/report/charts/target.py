@@ -1,0 +1,246 @@
+"""Time to the target: a map of workers and batch, and the best of each strategy as the opening picture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import altair as alt
+
+from manyhands import words
+from manyhands.analysis.scaling import Point
+from manyhands.analysis.target import ToTarget
+from manyhands.report import palette
+from manyhands.report.charts import common
+from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.findings import Findings
+
+MOST_ROWS, MOST_BATCHES = 28, 12
+
+
+def heat_map(findings: Findings) -> Figure | None:
+    """A row a strategy and worker count, a column a batch; what never arrived is said, not left blank."""
+    panels, told, left = [], [], 0
+    for task in findings.tasks:
+        mine = [each for each in findings.to_target if each.task == task]
+        timed = [each for each in mine if each.seconds is not None]
+        if not timed:
+            continue
+        batches = _kept_batches(timed)
+        seen = [each for each in mine if each.batch in batches]
+        kept = _quickest_rows(seen)
+        left += len({_place(each) for each in seen} - kept)
+        data = [_cell(findings, each, timed) for each in seen if _place(each) in kept]
+        told.append(_quickest(timed, len({each.batch for each in timed})))
+        panels.append(_map(task, data, timed[0], told[-1]))
+    if not panels:
+        return None
+    return Figure(common.sentence(told), panels, limited(left, "row"))
+
+
+def _place(each: ToTarget) -> tuple[str, int, int]:
+    return each.variant, each.workers, each.threads
+
+
+def _row_name(each: ToTarget | Point) -> str:
+    if each.variant == "single":
+        return f"single · {words.plural(each.threads, 'thread')}"
+    return f"{each.variant} · {each.workers}"
+
+
+def _spoken(each: ToTarget | Point) -> str:
+    return common.spoken(each.variant, each.workers, each.threads)
+
+
+def _kept_batches(timed: list[ToTarget]) -> set[int]:
+    batches = sorted({each.batch for each in timed})
+    if len(batches) <= MOST_BATCHES:
+        return set(batches)
+    stride = (len(batches) - 1) / (MOST_BATCHES - 1)
+    return {batches[round(k * stride)] for k in range(MOST_BATCHES)}
+
+
+def _quickest_rows(timed: list[ToTarget]) -> set[tuple[str, int, int]]:
+    best: dict[tuple[str, int, int], float] = {}
+    for each in timed:
+        seconds = each.seconds.median if each.seconds else math.inf
+        best[_place(each)] = min(best.get(_place(each), math.inf), seconds)
+    return set(sorted(best, key=lambda place: best[place])[:MOST_ROWS])
+
+
+def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
+    quick = [other.seconds.median for other in timed if other.seconds]
+    low, high = math.log(min(quick)), math.log(max(quick))
+    order = findings.variants.index(each.variant) * 1000 + each.workers + each.threads / 100
+    row: dict[str, Any] = {
+        "variant": each.variant,
+        "place": _row_name(each),
+        "order": order,
+        "workers": each.workers,
+        "batch": each.batch,
+        "reached": f"{each.reached} of {each.of}",
+        "run": common.runs(each.runs),
+    }
+    if each.seconds is None:
+        what = "not reached" if not each.reached else "not timed"
+        return row | {"seconds": None, "label": "–", "shown": what, "bright": False}
+    seconds = each.seconds.median
+    share = (math.log(seconds) - low) / ((high - low) or 1.0)
+    interval = f" ({words.duration(each.seconds.low)} to {words.duration(each.seconds.high)})"
+    return row | {
+        "seconds": tidy(seconds),
+        "label": _brief(seconds),
+        "shown": words.duration(seconds) + (interval if each.seconds.n > 1 else ""),
+        "steps": tidy(each.steps.median) if each.steps else None,
+        "bright": share < 0.45,
+    }
+
+
+def _brief(seconds: float) -> str:
+    if seconds >= 600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.1f}" if seconds < 9.95 else f"{seconds:.0f}"
+
+
+def _map(task: str, data: list[Row], one: ToTarget, text: str) -> Panel:
+    tip = common.tips(
+        ("place:N", "strategy · workers"),
+        ("batch:O", "batch"),
+        ("shown:N", "time to target"),
+        ("steps:Q", "steps", ",.0f"),
+        ("reached:N", "runs that reached it"),
+        common.RUN,
+    )
+    base = common.rows().encode(
+        x=alt.X("batch:O", title="batch", axis=alt.Axis(labelAngle=0, domain=False, ticks=False)),
+        y=alt.Y(
+            "place:N",
+            title=None,
+            sort=alt.EncodingSortField("order", op="min"),
+            axis=alt.Axis(labelLimit=150),
+        ),
+        tooltip=tip,
+    )
+    scale = alt.Scale(type="log", range=list(palette.HEAT), interpolate="lab")
+    cells = base.mark_rect(style="gap", cornerRadius=3).encode(
+        color=alt.Color("seconds:Q", scale=scale, legend=None)
+    )
+    dark, light = "#12212f", "#ffffff"
+    numbers = (
+        base.transform_filter("datum.seconds != null")
+        .mark_text(fontSize=11)
+        .encode(text="label:N", color=alt.condition("datum.bright", alt.value(light), alt.value(dark)))
+    )
+    nothing = base.transform_filter("datum.seconds == null").mark_text(style="note").encode(text="label:N")
+    target = words.threshold(one.target, one.metric_name)
+    return Panel(
+        f"{task} · seconds to {target} {one.metric_name}",
+        common.layered(cells.transform_filter("datum.seconds != null"), numbers, nothing),
+        {"rows": data},
+        f"Map of seconds to the target by strategy, workers and batch. {text} A dash: not reached.",
+        step=27,
+    )
+
+
+def _quickest(timed: list[ToTarget], batches: int) -> str:
+    best = min(timed, key=lambda each: each.seconds.median if each.seconds else math.inf)
+    assert best.seconds is not None
+    among = f" of {batches} batches" if batches > 1 else ""
+    text = (
+        f"{best.task}: {_spoken(best)} at batch {best.batch:,}{among} is the first to arrive, "
+        f"after {words.duration(best.seconds.median)}"
+    )
+    slow = max(timed, key=lambda each: each.seconds.median if each.seconds else 0.0)
+    if slow is not best and slow.seconds:
+        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {words.duration(slow.seconds.median)}"
+    return text + "."
+
+
+def best_of_each(findings: Findings) -> Figure | None:
+    """The opening picture: each strategy at its best, the fastest first."""
+    panels, told = [], []
+    for task in findings.tasks:
+        timed = [each for each in findings.to_target if each.task == task and each.seconds is not None]
+        data = _best_times(timed) if timed else _best_rates(findings.points[task])
+        if len(data) < 1:
+            continue
+        first: Any = data[0]
+        axis = "seconds to the target" if timed else "samples a second"
+        text = f"{task}: {first['spoken']} comes first with {first['shown']}" + (
+            f", {data[-1]['spoken']} last with {data[-1]['shown']}." if len(data) > 1 else "."
+        )
+        told.append(text)
+        panels.append(_bars(findings, task, data, axis, text))
+    return Figure(common.sentence(told), panels) if panels else None
+
+
+def _best_times(timed: list[ToTarget]) -> list[Row]:
+    best: dict[str, ToTarget] = {}
+    for each in sorted(timed, key=lambda each: each.seconds.median if each.seconds else math.inf):
+        best.setdefault(_kind(each), each)
+    return [
+        {
+            "variant": each.variant,
+            "title": _long_name(each),
+            "spoken": f"{_spoken(each)} at batch {each.batch:,}",
+            "value": tidy(each.seconds.median),
+            "low": tidy(each.seconds.low),
+            "high": tidy(each.seconds.high),
+            "shown": words.duration(each.seconds.median),
+            "run": common.runs(each.runs),
+        }
+        for each in best.values()
+        if each.seconds
+    ]
+
+
+def _best_rates(points: list[Point]) -> list[Row]:
+    best: dict[str, Point] = {}
+    for each in sorted(points, key=lambda each: -each.throughput.median):
+        best.setdefault(_kind(each), each)
+    return [
+        {
+            "variant": each.variant,
+            "title": _long_name(each),
+            "spoken": f"{_spoken(each)} at batch {each.batch:,}",
+            "value": tidy(each.throughput.median),
+            "low": tidy(each.throughput.low),
+            "high": tidy(each.throughput.high),
+            "shown": f"{each.throughput.median:,.0f}/s",
+            "run": common.runs(each.runs),
+        }
+        for each in best.values()
+    ]
+
+
+def _kind(each: ToTarget | Point) -> str:
+    """Plain threads compete by themselves: the baseline that a user would have without us."""
+    return f"{each.variant} {each.threads > 1}" if each.variant == "single" else each.variant
+
+
+def _long_name(each: ToTarget | Point) -> str:
+    return f"{_row_name(each)} · batch {each.batch:,}"
+
+
+def _bars(findings: Findings, task: str, data: list[Row], axis: str, text: str) -> Panel:
+    tip = common.tips(("title:N", "best of its kind"), ("shown:N", axis), common.RUN)
+    longest = max(max(float(row["value"]), float(row["high"])) for row in data)
+    room = alt.Scale(domain=[0, 1.4 * longest], nice=False)  # for the number at the end of the bar
+    base = common.rows().encode(
+        y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=230)),
+        x=alt.X("value:Q", title=axis, scale=room, axis=alt.Axis(grid=True, tickCount=5)),
+        tooltip=tip,
+    )
+    bars = base.mark_bar(height={"band": 0.62}).encode(
+        color=common.colour(findings.looks, data, legend=False)
+    )
+    ends = base.mark_rule(style="ink", strokeWidth=1.2).encode(x="low:Q", x2="high:Q")
+    return Panel(
+        task,
+        common.layered(
+            bars, ends, base.mark_text(style="label", align="left", dx=6).encode(x="high:Q", text="shown:N")
+        ),
+        {"rows": data},
+        f"Each strategy at its best. {text}",
+        step=30,
+    )

@@ -1,0 +1,141 @@
+"""What every rank really did, moment by moment: a Gantt chart of one typical step or a few."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import altair as alt
+
+from manyhands import words
+from manyhands.analysis import groups
+from manyhands.record import RunRecord
+from manyhands.report import palette
+from manyhands.report.charts import common
+from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.findings import Findings
+
+MOST_RUNS, MOST_SPANS, NUMBERED = 4, 600, ("forward", "backward")
+FIRST = ("pipeline", "layers", "allreduce", "server", "hogwild", "average", "sharded")
+
+
+def figure(findings: Findings) -> Figure | None:
+    """One run a strategy, pipelines first: they are what a picture explains best."""
+    found: dict[str, RunRecord] = {}
+    kept = [record for record in findings.records if any(record.timeline)]
+    for record in sorted(kept, key=lambda record: _rank(record, findings)):
+        found.setdefault(groups.variant(record), record)
+    several = [record for record in found.values() if len(record.timeline) > 1] or list(found.values())
+    drawn = several[:MOST_RUNS]
+    if not drawn:
+        return None
+    panels = [_panel(record) for record in drawn]
+    return Figure(_sentence(drawn[0]), panels, limited(len(kept) - len(drawn), "timeline"))
+
+
+def _rank(record: RunRecord, findings: Findings) -> tuple[int, int, bool, int, int]:
+    """Strategies in order; of each the largest gang that is not far beyond the cores."""
+    order = FIRST.index(record.spec.strategy) if record.spec.strategy in FIRST else len(FIRST)
+    too_many = record.spec.ranks > max(4, record.environment.cores)
+    other = record.spec.batch != findings.shown_batch(groups.task_name(record))
+    return order, int(too_many), other, -record.spec.workers, record.repeat
+
+
+def spans(record: RunRecord) -> list[Row]:
+    """A row a stretch; micro-batches are numbered by counting, where there are several."""
+    cut = record.spec.strategy in ("pipeline", "layers")
+    several = any(sum(span.phase == "forward" for span in line) > 1 for line in record.timeline)
+    data: list[Row] = []
+    each_rank = MOST_SPANS // max(1, len(record.timeline))
+    for rank, line in enumerate(record.timeline):
+        seen = Counter[str]()
+        role = "server" if rank < record.spec.servers else "stage" if cut else "worker"
+        number = rank - record.spec.servers if role == "worker" else rank
+        for phase, begin, end in line[:each_rank]:
+            seen[phase] += 1
+            data.append(
+                {
+                    "variant": groups.variant(record),
+                    "rank": f"{role} {number}",
+                    "phase": phase,
+                    "begin": tidy(1000 * begin),
+                    "end": tidy(1000 * end),
+                    "ms": tidy(1000 * (end - begin)),
+                    "number": str(seen[phase]) if cut and several and phase in NUMBERED else "",
+                }
+            )
+    return data
+
+
+def _panel(record: RunRecord) -> Panel:
+    data = spans(record)
+    whole = max(float(row["end"]) for row in data)
+    for row in data:  # a number that does not fit into its bar says nothing
+        if float(row["ms"]) < 0.018 * whole:
+            row["number"] = ""  # type: ignore[index]
+    used = common.names(data, "phase")
+    looks = {name: colour for name, colour in palette.PHASES.items() if name in used}
+    base = common.rows().encode(y=alt.Y("rank:N", sort=None, title=None))
+    bars = base.mark_bar(style="gap", height={"band": 0.78}, cornerRadius=1).encode(
+        x=alt.X(
+            "begin:Q",
+            title="milliseconds",
+            scale=alt.Scale(domain=[0, whole], nice=False),
+            axis=alt.Axis(tickCount=8),
+        ),
+        x2="end:Q",
+        color=common.fixed("phase", looks),
+        tooltip=common.tips(
+            ("rank:N", "rank"),
+            ("phase:N", "phase"),
+            ("number:N", "micro-batch"),
+            ("ms:Q", "ms", ".3~g"),
+            ("begin:Q", "from (ms)", ".4~g"),
+        ),
+    )
+    numbers = (
+        base.transform_filter("datum.number != ''")
+        .transform_calculate(middle="(datum.begin + datum.end) / 2")
+        .mark_text(fontSize=10)
+        .encode(
+            x="middle:Q",
+            text="number:N",
+            color=alt.condition("datum.phase == 'backward'", alt.value("#fff"), alt.value("#10202c")),
+        )
+    )
+    text = _sentence(record)
+    title = f"{groups.task_name(record)} · {groups.title(record)}"
+    view = common.layered(bars, numbers) if any(row["number"] for row in data) else bars
+    return Panel(title, view, {"rows": data}, f"Timeline by rank. {text}", step=30, wide=True)
+
+
+def busy(record: RunRecord) -> list[float]:
+    """The share of what is shown that each training rank spent on work of its own."""
+    lines = [line for line in record.timeline[record.spec.servers :] if line]
+    whole = max((line[-1].end for line in lines), default=0.0) or 1.0
+    idle = ("wait", "communication")
+    return [sum(span.end - span.begin for span in line if span.phase not in idle) / whole for line in lines]
+
+
+def _took(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else words.duration(seconds)
+
+
+def _sentence(record: RunRecord) -> str:
+    shares = busy(record)
+    if not shares:
+        return ""
+    whole = max(span.end for line in record.timeline for span in line)
+    name = f"{groups.title(record)} ({groups.task_name(record)})"
+    if len(shares) == 1:
+        return f"{name}: {_took(whole)}, of which {words.percent(shares[0])} is work."
+    most = max(range(len(shares)), key=lambda k: shares[k])
+    least = min(range(len(shares)), key=lambda k: shares[k])
+    what = "stage" if record.spec.stages > 1 else "worker"
+    if shares[most] - shares[least] < 0.05:
+        return (
+            f"{name}: each {what} works for about {words.percent(shares[most])} of the {_took(whole)} shown."
+        )
+    return (
+        f"{name}: of the {_took(whole)} shown {what} {most} works for {words.percent(shares[most])}, "
+        f"{what} {least} for {words.percent(shares[least])}."
+    )

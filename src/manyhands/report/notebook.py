@@ -1,0 +1,139 @@
+"""Results in a notebook: records, a data frame, and charts that show themselves."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyhands import words
+from manyhands.errors import UsageError, unknown
+from manyhands.folder import RunFolder
+from manyhands.record import RunRecord
+from manyhands.results import Results, StudyFolder
+
+if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
+
+    from manyhands.report.figure import Figure
+    from manyhands.report.findings import Findings
+
+
+def load(path: str | Path) -> RunRecord | StudyResults:
+    """The record of a run, or the results of a study, read from a folder; nothing is executed (law 9)."""
+    path = Path(path)
+    folder = RunFolder(path)
+    if not folder.exists() and _holds_runs(path):
+        return StudyResults(StudyFolder(path).read())
+    folder.spec()
+    record = folder.record()
+    if record is None:
+        raise UsageError(f"{path} has no result yet; continue it with: manyhands train --resume {path}")
+    return record
+
+
+def _holds_runs(path: Path) -> bool:
+    study = StudyFolder(path)
+    return study.journal.is_file() or (
+        path.is_dir() and any(RunFolder(inside).exists() for inside in path.iterdir())
+    )
+
+
+class StudyResults:
+    """A study to work with: `records`, `frame()`, `chart(name)`, `answers`, `report()`."""
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """A record a run."""
+        return self.results.records
+
+    @cached_property
+    def findings(self) -> Findings:
+        """The analyses, each made when it is first asked for."""
+        from manyhands.report.findings import Findings
+
+        return Findings(self.results)
+
+    @cached_property
+    def _figures(self) -> dict[str, tuple[str, Figure]]:
+        from manyhands.report.charts import CHARTS
+
+        drawn = ((chart, chart.figure(self.findings)) for chart in CHARTS)
+        return {chart.name: (chart.heading, figure) for chart, figure in drawn if figure is not None}
+
+    @property
+    def charts(self) -> list[str]:
+        """The names of the charts for which this study has numbers."""
+        return list(self._figures)
+
+    @property
+    def answers(self) -> list[str]:
+        """What to train with, a text a task."""
+        return [answer.text for answer in self.findings.answers]
+
+    def frame(self) -> pd.DataFrame:
+        """Every run as a row."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise UsageError("a data frame needs pandas: pip install 'manyhands[notebook]'") from None
+        return pd.DataFrame(self.findings.rows)
+
+    def chart(self, name: str) -> alt.ConcatChart:
+        """A chart by its name; in a notebook it shows itself."""
+        from manyhands.report.charts import CHARTS
+        from manyhands.report.figure import altair_chart
+
+        if name not in self._figures:
+            if name in {chart.name for chart in CHARTS}:
+                raise UsageError(f"{self.results.name} has no numbers for the chart {name!r} ({self._known})")
+            raise unknown("chart", name, self.charts)
+        heading, figure = self._figures[name]
+        return altair_chart(figure, heading)
+
+    @property
+    def _known(self) -> str:
+        return f"it has: {', '.join(self.charts) or 'none'}"
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Draw the page again and return its path."""
+        from manyhands.report.page import draw
+
+        return draw(self.results, Path(out) if out is not None else None)
+
+    def __repr__(self) -> str:
+        return f"StudyResults({self.results.name!r}, {words.plural(len(self.records), 'run')})"
+
+    def _repr_html_(self) -> str:
+        """The answer, what else there is, and each strategy at its best."""
+        answers = "".join(
+            f"<p style='font-size:1.1em;margin:.3em 0'>{escape(text)}</p>" for text in self.answers
+        )
+        sides = [
+            words.plural(len(self.records), "run"),
+            *(
+                f"{len(cells)} {name}"
+                for name in ("failed", "excluded", "left")
+                if (cells := getattr(self.results, name))
+            ),
+        ]
+        lines = []
+        if "answer" in self._figures:
+            for panel in self._figures["answer"][1].panels:
+                pairs = ((escape(str(row["title"])), escape(str(row["shown"]))) for row in panel.data["rows"])
+                best = "".join(
+                    f"<tr><td style='text-align:left'>{title}</td><td>{shown}</td></tr>"
+                    for title, shown in pairs
+                )
+                lines.append(
+                    f"<tr><th colspan='2' style='text-align:left'>{escape(panel.title)}</th></tr>{best}"
+                )
+        table = f"<table>{''.join(lines)}</table>" if lines else ""
+        charts = f"<p style='opacity:.75'>charts: {escape(', '.join(self.charts))}</p>"
+        head = f"<p><b>{escape(self.results.title)}</b> · {escape(' · '.join(sides))}</p>"
+        return f"<div>{head}{answers}{table}{charts}</div>"

@@ -1,0 +1,162 @@
+"""The report: one page that begins with the answer and works offline, pictures and numbers beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import vl_convert
+
+from manyhands.environment import version
+from manyhands.errors import UsageError
+from manyhands.files import cannot_write, write_atomically
+from manyhands.report import palette, pictures, sections
+from manyhands.report.charts import CHARTS, OPENING
+from manyhands.report.figure import Chart, Figure, Panel
+from manyhands.report.findings import Findings
+from manyhands.report.sections import ClaimShown
+from manyhands.results import Results
+
+__all__ = ["ClaimShown", "draw"]
+
+
+class _Drawn(NamedTuple):
+    chart: Chart
+    figure: Figure
+    first: int  # the number of its first panel in the page
+
+
+def draw(
+    results: Results,
+    out: Path | None = None,
+    *,
+    pictures: bool = True,
+    claim: ClaimShown | None = None,
+) -> Path:
+    """Write report.html, results.csv and charts beside the runs, or into `out`; return the page's path."""
+    if not results.records:
+        raise UsageError(f"{results.folder} has no run with a result yet, so there is nothing to report")
+    folder = out or results.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if pictures:
+            (folder / "charts").mkdir(exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    findings = Findings(results)
+    drawn = _figures(findings)
+    write_atomically(folder / "results.csv", table(findings).encode())
+    if pictures:
+        _write_pictures(folder / "charts", drawn)
+    page = folder / "report.html"
+    write_atomically(page, _html(findings, drawn, folder, pictures, claim).encode())
+    return page
+
+
+def _figures(findings: Findings) -> list[_Drawn]:
+    drawn: list[_Drawn] = []
+    first = 0
+    for chart in CHARTS:
+        figure = chart.figure(findings)
+        if figure is not None:
+            drawn.append(_Drawn(chart, figure, first))
+            first += len(figure.panels)
+    return drawn
+
+
+def _write_pictures(folder: Path, drawn: list[_Drawn]) -> None:
+    with ThreadPoolExecutor(
+        2
+    ) as pool:  # the drawing is not Python's: one is painted while the next is laid out
+        done = [
+            pool.submit(pictures.write, folder, each.chart.name, each.chart.heading, each.figure)
+            for each in drawn
+        ]
+        for future in done:
+            future.result()
+
+
+def table(findings: Findings) -> str:
+    """results.csv: a row a run."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in findings.rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(findings.rows)
+    return text.getvalue()
+
+
+def _html(
+    findings: Findings, drawn: list[_Drawn], folder: Path, pictured: bool, claim: ClaimShown | None
+) -> str:
+    results = findings.results
+    opening = next((each for each in drawn if each.chart is OPENING), None)
+    others = [each for each in drawn if each is not opening]
+    show = sections.Shown(folder, pictured)
+    parts = {
+        "title": sections.text(results.title),
+        "about": sections.text(results.about),
+        "facts": sections.facts(findings),
+        "claim": sections.claim(claim),
+        "answer": sections.answer(findings)
+        + (sections.figure(opening.chart, opening.figure, opening.first, show) if opening else ""),
+        "filter": sections.strategies(findings),
+        "contents": sections.contents([(each.chart.name, each.chart.heading) for each in others]),
+        "charts": "\n".join(sections.chart(each.chart, each.figure, each.first, show) for each in others),
+        "verdicts": sections.verdicts(findings),
+        "runs": sections.runs(findings, show),
+        "missing": sections.missing(findings),
+        "machine": sections.machine(findings),
+        "commands": sections.commands(findings),
+        "version": sections.text(version("manyhands") or ""),
+        "data": _data(drawn),
+        "vega": _vega(),
+        "style": _file("style.css"),
+        "script": _file("page.js"),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _file("page.html"))
+
+
+def _file(name: str) -> str:
+    return resources.files("manyhands.report").joinpath(name).read_text()
+
+
+def _vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed, once for all charts."""
+    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
+    return str(bundle).replace("</script", "<\\/script")
+
+
+def _data(drawn: list[_Drawn]) -> str:
+    config = palette.config(
+        ink="var(--ink)",
+        quiet="var(--quiet)",
+        line="var(--line)",
+        paper="var(--paper)",
+        background="transparent",
+    )
+    panels = [_panel(panel) for each in drawn for panel in each.figure.panels]
+    content = json.dumps({"config": config, "panels": panels}, separators=(",", ":"), ensure_ascii=False)
+    for colour, variable in palette.VARIABLES.items():
+        content = content.replace(f'"{colour}"', f'"{variable}"')
+    return content.replace("<", "\\u003c")  # so that nothing in it ends the script
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    spec = panel.chart().to_dict(validate=False)
+    for name in ("width", "config", "datasets"):
+        spec.pop(name, None)
+    spec.pop("$schema", None)  # the bundle is of one version; a page without addresses asks for none
+    return {"spec": spec, "data": {name: _columns(rows) for name, rows in panel.data.items()}}
+
+
+def _columns(rows: list[Any]) -> dict[str, Any]:
+    """Names once, then values: half the size."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}

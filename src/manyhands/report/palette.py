@@ -1,0 +1,144 @@
+"""Colours, shapes and dashes that stay apart for the colour-blind, and the look all charts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+# Okabe and Ito (2008), its black a grey and its yellow darkened so that both are seen on white and on black.
+NEUTRAL = "#7a7a7a"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
+
+# Work is cool, what is lost is warm.
+PHASES = {
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "optimiser": "#009e73",
+    "communication": "#d55e00",
+    "wait": "#e69f00",
+    "data": "#cc79a7",
+    "other": "#9a9a9a",
+    "evaluation": "#c4c4c4",
+    "checkpoint": "#b0a090",
+}
+HEAT = ("#0b3c6f", "#2e7ebc", "#8fc1e3", "#e6eef5")  # quick to slow, read in grey too
+
+INK, QUIET, LINE, PAPER = "#1d2126", "#5d6670", "#dfe3e8", "#ffffff"
+FONT = "Inter, 'Source Sans 3', 'Segoe UI', 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
+
+
+# On the page colours are variables of its style: light, dark and print differ, and no chart is drawn again.
+VARIABLES = {
+    NEUTRAL: "var(--neutral)",
+    "#0072b2": "var(--blue)",
+    "#d55e00": "var(--vermilion)",
+    "#009e73": "var(--green)",
+    "#cc79a7": "var(--pink)",
+    "#e69f00": "var(--orange)",
+    "#56b4e9": "var(--sky)",
+    "#8c6d1f": "var(--brown)",
+    "#9a9a9a": "var(--grey)",
+    QUIET: "var(--quiet)",
+    INK: "var(--ink)",
+}
+
+
+class Look(NamedTuple):
+    """How one name is drawn, the same in every chart of a report."""
+
+    colour: str
+    shape: str
+    dash: list[int]
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look for every name; `single`, what all are compared with, is the grey one."""
+    found: dict[str, Look] = {}
+    taken = 0
+    for name in dict.fromkeys(names):
+        if name == "single":
+            found[name] = Look(NEUTRAL, "circle", [1, 0])
+            continue
+        turn = taken // len(COLOURS)  # a second time round the colours the shapes are shifted by some
+        found[name] = Look(
+            COLOURS[taken % len(COLOURS)],
+            SHAPES[(taken + 1 + 3 * turn) % len(SHAPES)],
+            DASHES[turn % len(DASHES)],
+        )
+        taken += 1
+    return found
+
+
+def config(
+    *,
+    ink: str = INK,
+    quiet: str = QUIET,
+    line: str = LINE,
+    paper: str = PAPER,
+    background: str = PAPER,
+) -> dict[str, Any]:
+    """The theme in Vega-Lite's words; the page gives CSS variables for the colours."""
+    small, plain = 11, 12
+    return {
+        "background": background,
+        "font": FONT,
+        "padding": 4,
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": quiet,
+            "titleColor": quiet,
+            "titleFontWeight": "normal",
+            "titleFontSize": plain,
+            "labelFontSize": small,
+            "gridColor": line,
+            "domainColor": line,
+            "tickColor": line,
+            "titlePadding": 8,
+            "labelOverlap": "greedy",
+        },
+        "axisX": {"grid": False, "tickSize": 4},
+        "axisY": {"domain": False, "ticks": False},
+        "legend": {
+            "orient": "top",
+            "title": None,
+            "labelColor": ink,
+            "labelFontSize": plain,
+            "symbolStrokeWidth": 2,
+            "labelLimit": 220,
+            "titleColor": quiet,
+            "titleFontWeight": "normal",
+            "columnPadding": 14,
+            "offset": 10,
+        },
+        "title": {"color": ink, "fontSize": 13, "anchor": "start", "fontWeight": 600, "offset": 8},
+        "style": {
+            "ink": {"color": ink, "stroke": ink, "fill": ink},
+            "label": {"color": ink, "fill": ink, "fontSize": small},
+            "note": {"color": quiet, "fill": quiet, "fontSize": small},
+            "guide": {
+                "color": quiet,
+                "stroke": quiet,
+                "strokeDash": [4, 4],
+                "strokeWidth": 1.2,
+                "opacity": 0.8,
+            },
+            "gap": {"stroke": paper, "strokeWidth": 0.6},
+        },
+        "line": {"strokeWidth": 2, "strokeJoin": "round"},
+        "point": {"filled": True, "size": 60, "opacity": 1},
+        "bar": {"cornerRadiusEnd": 2},
+    }
+
+
+def domain(names: Sequence[str], known: dict[str, Look]) -> tuple[list[str], list[str], list[str], list[Any]]:
+    """The names in the order of the looks, with their colours, shapes and dashes."""
+    order = [name for name in known if name in set(names)]
+    drawn = [known[name] for name in order]
+    return (
+        order,
+        [look.colour for look in drawn],
+        [look.shape for look in drawn],
+        [look.dash for look in drawn],
+    )

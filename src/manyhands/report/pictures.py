@@ -1,0 +1,41 @@
+"""Every chart as PNG and SVG, for papers and slides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from manyhands.errors import ManyhandsError
+from manyhands.files import write_atomically
+from manyhands.report.figure import Figure, arranged
+
+
+def write(folder: Path, name: str, heading: str, figure: Figure) -> None:
+    """`NAME.svg`, and from that `NAME.png` at twice its size."""
+    chart, data = arranged(figure, heading)
+    spec = _seen(chart.to_dict(validate=False)) | {"datasets": data}
+    try:
+        svg = vl_convert.vegalite_to_svg(spec)
+        png = vl_convert.svg_to_png(svg, scale=1.6)
+    except ValueError as error:
+        raise ManyhandsError(f"chart {name} could not be drawn: {str(error).splitlines()[0]}") from None
+    write_atomically(folder / f"{name}.svg", svg.encode())
+    write_atomically(folder / f"{name}.png", png)
+
+
+def _seen(node: Any) -> Any:
+    """Without the marks that are there to be pointed at only: paper has no pointer."""
+    if isinstance(node, list):
+        return [_seen(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    node = {name: _seen(value) for name, value in node.items() if name != "tooltip"}
+    if "layer" in node:
+        node["layer"] = [each for each in node["layer"] if not _unseen(each.get("mark"))]
+    return node
+
+
+def _unseen(mark: Any) -> bool:
+    return isinstance(mark, dict) and mark.get("opacity") == 0

@@ -1,0 +1,341 @@
+"""The parts of the page as HTML: every number with its run behind it, every chart with words for it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyhands import words
+from manyhands.analysis.answer import Answer
+from manyhands.analysis.stats import NOISY
+from manyhands.report import palette, repeat
+from manyhands.report.figure import Chart, Figure
+from manyhands.report.findings import Findings
+from manyhands.results import Without
+
+MOST_REASONS, MOST_NAMES, MOST_VERDICTS = 40, 12, 10
+
+
+class ClaimShown(NamedTuple):
+    """What a study says of the published claim it is about."""
+
+    statement: str
+    verdict: str
+    holds: bool | None
+    text: str
+    table: list[dict[str, object]]
+
+
+class Shown(NamedTuple):
+    """Where the page is, and whether pictures are beside it."""
+
+    folder: Path
+    pictured: bool
+
+
+def text(words_: object) -> str:
+    """Safe in HTML, also between quotes."""
+    return escape(str(words_), quote=True)
+
+
+def upper(sentence: str) -> str:
+    """A sentence with a capital, unless it begins with a name such as `mnist-mlp`."""
+    first = sentence.split(" ", 1)[0].rstrip(",:;")
+    return sentence[:1].upper() + sentence[1:] if first.isalpha() else sentence
+
+
+def sentences(lines: str) -> str:
+    """A paragraph a line; what stands before a colon is what it is about."""
+    html = []
+    for line in lines.splitlines():
+        about, colon, rest = line.partition(": ")
+        known = f"<b>{text(about)}</b>: {text(rest)}" if colon else text(line)
+        html.append(f'<p class="see">{known}</p>')
+    return "".join(html)
+
+
+def marked(line: str) -> str:
+    """Text in which `commands` stand between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text(line))
+
+
+def facts(findings: Findings) -> str:
+    """What was run, where and when, in a line."""
+    records = findings.records
+    here = records[0].environment
+    hosts = {record.environment.host for record in records}
+    where = f"{here.cores} cores of {here.cpu}" if len(hosts) == 1 else words.plural(len(hosts), "host")
+    began = min(record.environment.started for record in records)[:16].replace("T", " ")
+    took = sum(record.seconds for record in records if record.timed)
+    parts = [
+        words.plural(len(records), "run"),
+        words.plural(len({record.spec.task for record in records}), "task"),
+        words.plural(len(findings.variants), "strategy", "strategies"),
+        where,
+        f"{words.duration(took)} of timed runs",
+        f"begun {began}",
+    ]
+    return text(" · ".join(parts))
+
+
+def claim(shown: ClaimShown | None) -> str:
+    """The claim and its verdict, before anything else."""
+    if shown is None:
+        return ""
+    kind = {True: "holds", False: "fails", None: "open"}[shown.holds]
+    rows = grid(shown.table) if shown.table else ""
+    return (
+        f'<section class="claim {kind}" id="claim" aria-label="The claim">'
+        f"<blockquote>{text(shown.statement)}</blockquote>"
+        f'<p class="verdict">{text(upper(shown.verdict))}</p><p>{text(shown.text)}</p>{rows}</section>'
+    )
+
+
+def grid(rows: Sequence[dict[str, object]]) -> str:
+    """Any table of values."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f'<th scope="col">{text(name.replace("_", " "))}</th>' for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{text(_plain(row.get(name)))}</td>" for name in names) + "</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def answer(findings: Findings) -> str:
+    """A sentence a task in large letters, what else is to say of it below."""
+    html = []
+    for each in findings.answers:
+        lead, rest = _split(each)
+        html.append(f'<p class="lead">{marked(upper(lead))}</p>')
+        if rest:
+            html.append("<ul>" + "".join(f"<li>{marked(upper(line))}</li>" for line in rest) + "</ul>")
+    return "\n".join(html)
+
+
+def _split(each: Answer) -> tuple[str, list[str]]:
+    """The first line leads where the lines are the text's own; else the text does."""
+    if each.lines and each.text.startswith(each.lines[0]):
+        return each.lines[0], each.lines[1:]
+    return each.text, [line for line in each.lines if line not in each.text]
+
+
+def strategies(findings: Findings) -> str:
+    """A box to tick a strategy, for all charts and the table."""
+    if len(findings.variants) < 2:
+        return ""
+    boxes = "".join(
+        f'<label style="--look: {palette.VARIABLES.get(look.colour, look.colour)}"><input type="checkbox" '
+        f'value="{text(name)}" checked autocomplete="off"><span class="swatch" aria-hidden="true"></span>'
+        f"{text(name)}</label>"
+        for name, look in findings.looks.items()
+    )
+    name = '<span class="name">show</span>'
+    return f'<div class="filter" role="group" aria-label="Strategies shown">{name}{boxes}</div>'
+
+
+def contents(charts: Iterable[tuple[str, str]]) -> str:
+    """Where to find what."""
+    more = [
+        ("verdicts", "Verdicts"),
+        ("runs", "All runs"),
+        ("missing", "What is not here"),
+        ("machine", "The machine"),
+        ("repeat", "Repeat it"),
+    ]
+    links = "".join(f'<a href="#{name}">{text(heading)}</a> ' for name, heading in [*charts, *more])
+    return f'<nav class="contents" aria-label="Contents">{links}</nav>'
+
+
+def chart(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
+    """A section: heading, what to see, the drawing."""
+    return (
+        f'<section class="chart-section" id="{of.name}"><h2>{text(of.heading)}</h2>'
+        f"{sentences(drawn.sentence)}{figure(of, drawn, first, show)}</section>"
+    )
+
+
+def figure(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
+    """The panels with a text alternative and their numbers; pictures where scripts are off."""
+    panels = []
+    for number, panel in enumerate(drawn.panels, first):
+        only = "only" if len(drawn.panels) == 1 else ""
+        wide = "wide" if panel.wide else ""
+        title = f"<h3>{text(panel.title)}</h3>" if panel.title else ""
+        height = panel.height if not panel.step else panel.step * len(_bands(panel.data["rows"])) + 40
+        panels.append(
+            f'<div class="panel {wide} {only}">{title}'
+            f'<div class="chart" role="img" aria-label="{text(panel.text)}" data-panel="{number}" '
+            f'style="min-height: {height}px"></div>'
+            f'<details class="numbers" data-panel="{number}"><summary>Numbers</summary></details></div>'
+        )
+    left = f'<p class="left">{text(drawn.left_out)}</p>' if drawn.left_out else ""
+    links = ""
+    if show.pictured:
+        links = f' <a href="charts/{of.name}.png">PNG</a> <a href="charts/{of.name}.svg">SVG</a>'
+        image = f'<img src="charts/{of.name}.svg" alt="{text(drawn.sentence)}" style="max-width:100%">'
+        fallback = f"<noscript>{image}</noscript>"
+    else:
+        fallback = "<noscript>The charts need JavaScript; the tables below do not.</noscript>"
+    return (
+        f'<figure data-chart="{of.name}"><p class="reading">{text(of.reading)}{links}</p>'
+        f'<div class="panels">{"".join(panels)}</div>{fallback}{left}</figure>'
+    )
+
+
+def _bands(rows: Sequence[Any]) -> set[str]:
+    """The rows of a panel that is made of bands."""
+    return {str(row.get("title", row.get("place", row.get("rank", "")))) for row in rows}
+
+
+def verdicts(findings: Findings) -> str:
+    """What costs most, the largest first."""
+    found = findings.verdicts
+    if not found:
+        return ""
+    items = [f"<li>{_lost(each.lost)}<span>{marked(upper(each.text))}</span></li>" for each in found[:200]]
+    more, rest = "", items[MOST_VERDICTS:]
+    if rest:
+        more = (
+            f'<details class="more"><summary>{len(rest)} more</summary>'
+            f'<ul class="verdicts">{"".join(rest)}</ul></details>'
+        )
+    return (
+        '<section id="verdicts"><h2>Verdicts</h2><p class="reading">What holds these runs back, and the '
+        'share of a step that would be gained without it.</p><ul class="verdicts">'
+        f"{''.join(items[:MOST_VERDICTS])}</ul>{more}</section>"
+    )
+
+
+def _lost(share: float) -> str:
+    if share <= 0:
+        return '<span class="lost">remark</span>'
+    width = max(2, min(100, round(100 * share)))
+    meter = f'<span class="meter"><i style="width:{width}%"></i></span>'
+    return f'<span class="lost"><b>{words.percent(share)}</b>{meter}</span>'
+
+
+def runs(findings: Findings, show: Shown) -> str:
+    """The table of all runs; see `tables`."""
+    from manyhands.report import tables
+
+    return tables.runs(findings, link=lambda run: _link(run, show.folder))
+
+
+def _link(run: str, folder: Path) -> str:
+    """The way from the page to a run's result."""
+    return Path(os.path.relpath(Path(run) / "result.json", folder)).as_posix()
+
+
+def missing(findings: Findings) -> str:
+    """What failed, was excluded, left, repeated or noisy, and why."""
+    results = findings.results
+    noisy = [
+        f"{record.run.rpartition('/')[2]}: the machine was {words.percent(record.machine_noise)} slower "
+        "than at its best"
+        for record in results.records
+        if record.machine_noise is not None and record.machine_noise > NOISY and record.timed
+    ]
+    again = [
+        f"{record.run.rpartition('/')[2]}: taken under heavy noise, and taken again"
+        for record in results.repeated
+    ]
+    shaken = [
+        f"{r.run.rpartition('/')[2]}: {r.message or r.status}"
+        for r in results.records
+        if r.status in ("diverged", "interrupted")
+    ]
+    parts = [
+        _reasons("Failed", [_why(each) for each in results.failed]),
+        _reasons("Diverged or interrupted", shaken),
+        _reasons("Excluded: cannot work", [_why(each) for each in results.excluded]),
+        _reasons("Left out", [_why(each) for each in results.left]),
+        _reasons("Repeated because of noise", again),
+        _reasons("Noisy all the same", noisy),
+    ]
+    body = "".join(parts) or "<p>Nothing: every cell of this study ran to its end on a quiet machine.</p>"
+    return f'<section id="missing"><h2>What is not here, or not sure</h2>{body}</section>'
+
+
+def _why(each: Without) -> str:
+    spec = each.cell.spec
+    batch = f", batch {spec.batch:,}" if spec.batch else ""
+    return f"{spec.task}, {spec.strategy}, {words.plural(spec.workers, 'worker')}{batch}: {each.reason}"
+
+
+def _reasons(heading: str, found: list[str]) -> str:
+    if not found:
+        return ""
+    by_reason: dict[str, list[str]] = {}
+    for line in found:
+        name, _, reason = line.partition(": ")
+        by_reason.setdefault(reason, []).append(name)
+    items = "".join(
+        f"<li>{text(upper(reason))}: {_names(names)}</li>"
+        for reason, names in list(by_reason.items())[:MOST_REASONS]
+    )
+    left = len(by_reason) - MOST_REASONS
+    more = f'<p class="more">and {left:,} more reasons</p>' if left > 0 else ""
+    return f'<h3>{text(heading)} ({len(found):,})</h3><ul class="reasons">{items}</ul>{more}'
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return "; ".join(f"<b>{text(name)}</b>" for name in names[:MOST_NAMES]) + more
+
+
+def machine(findings: Findings) -> str:
+    """Every machine that took part."""
+    machines = {
+        (e.host, e.cpu, e.cores, e.torch, e.python): e for e in (r.environment for r in findings.records)
+    }
+    html = []
+    for here in list(machines.values())[:6]:
+        facts = {
+            "processor": here.cpu,
+            "cores": str(here.cores),
+            "memory": f"{here.memory / 2**30:.0f} GiB",
+            "device": here.device,
+            "host": here.host,
+            "system": here.platform,
+            "versions": f"manyhands {here.manyhands}, torch {here.torch}, numpy {here.numpy}, "
+            f"python {here.python}",
+            "commit": here.commit or "not in a repository",
+            "started": here.started,
+        }
+        html.append(
+            "<dl>"
+            + "".join(f"<dt>{name}</dt><dd>{text(value)}</dd>" for name, value in facts.items())
+            + "</dl>"
+        )
+    return f'<section id="machine"><h2>The machine</h2>{"".join(html)}</section>'
+
+
+def commands(findings: Findings) -> str:
+    """How to repeat the study, one of its best runs, and this page."""
+    results = findings.results
+    html = []
+    if again := repeat.study(results):
+        html.append(f"<h3>The study</h3><pre><code>{text(again)}</code></pre>")
+    best = []
+    for each in findings.answers:
+        for found in (each.fastest, each.cheapest):
+            record = findings.by_run.get(found.runs[0]) if found and found.runs else None
+            if record is not None:
+                best.append(repeat.train(record))
+    if best:
+        lines = "\n".join(dict.fromkeys(best))
+        html.append(f"<h3>The runs that the answer names</h3><pre><code>{text(lines)}</code></pre>")
+    html.append(f"<h3>This page</h3><pre><code>{text(repeat.report(results))}</code></pre>")
+    return f'<section id="repeat"><h2>Repeat it</h2>{"".join(html)}</section>'

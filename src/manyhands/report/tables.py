@@ -1,0 +1,111 @@
+"""The table of all runs: a row a run, sorted by a click on a heading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import NamedTuple
+
+from manyhands import words
+from manyhands.report.findings import Findings
+
+MOST = 1_000
+
+Row = dict[str, object]
+
+
+class Column(NamedTuple):
+    """A heading and what stands below it."""
+
+    heading: str
+    show: Callable[[Row], str]
+    number: bool = True
+
+
+def _as(name: str, form: str) -> Callable[[Row], str]:
+    """Numbers in this form, a dash where there is none."""
+
+    def show(row: Row) -> str:
+        value = row.get(name)
+        return "–" if not isinstance(value, int | float) else format(value, form)
+
+    return show
+
+
+def _times(name: str, factor: float, form: str) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        value = row.get(name)
+        return "–" if not isinstance(value, int | float) else format(factor * value, form)
+
+    return show
+
+
+def _text(name: str) -> Callable[[Row], str]:
+    return lambda row: str(row.get(name) or "")
+
+
+def _score(row: Row) -> str:
+    value = row.get("metric")
+    return words.score(
+        value if isinstance(value, float) else None, str(row.get("metric_name") or "accuracy")
+    ).replace("-", "–")
+
+
+COLUMNS = (
+    Column("task", _text("task"), number=False),
+    Column("strategy", _text("variant"), number=False),
+    Column("workers", _as("workers", ",d")),
+    Column("threads", _as("threads", ",d")),
+    Column("batch", _as("batch", ",d")),
+    Column("samples/s", _as("throughput", ",.0f")),
+    Column("speed-up", _as("speed_up", ".2f")),
+    Column("efficiency %", _times("efficiency", 100, ".0f")),
+    Column("s to target", _as("target_seconds", ",.1f")),
+    Column("steps to target", _as("target_steps", ",d")),
+    Column("metric", _score),
+    Column("ms a step", _times("step_seconds", 1000, ",.2f")),
+    Column("MB a step", _times("bytes_a_step", 1e-6, ",.2f")),
+    Column("memory MB", _times("memory", 1e-6, ",.0f")),
+    Column("recipe", _text("recipe"), number=False),
+    Column("seed", _as("seed", "d")),
+    Column("verdict", _text("verdict"), number=False),
+)
+
+
+def runs(findings: Findings, link: Callable[[str], str]) -> str:
+    """The section; of very many runs the first thousand, all are in results.csv."""
+    rows = findings.rows[:MOST]
+    shown = [column for column in COLUMNS if any(column.show(row) not in ("–", "") for row in rows)]
+    head = "".join(
+        f'<th scope="col"{_kind(column)}><button type="button">{escape(column.heading)}</button></th>'
+        for column in [*shown, Column("run", _text("run"), number=False)]
+    )
+    body = "\n".join(_line(row, shown, link) for row in rows)
+    left = len(findings.rows) - len(rows)
+    note = (
+        f"The first {MOST:,} of {len(findings.rows):,} runs; all are in"
+        if left > 0
+        else "All of it, with more columns:"
+    )
+    baseline = sorted({str(row["baseline"]) for row in rows if row.get("baseline")})
+    against = f" Speed-ups are over {escape(' or '.join(baseline))}." if baseline else ""
+    return (
+        f'<section id="runs"><h2>All runs</h2><p class="reading">A click on a heading sorts. {note} '
+        f'<a href="results.csv">results.csv</a>.{against}</p>'
+        '<div class="scroll" tabindex="0"><table class="sortable">'
+        f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div></section>"
+    )
+
+
+def _kind(column: Column) -> str:
+    return ' class="n"' if column.number else ""
+
+
+def _line(row: Row, shown: list[Column], link: Callable[[str], str]) -> str:
+    cells = "".join(f"<td{_kind(column)}>{escape(column.show(row))}</td>" for column in shown)
+    run = str(row["run"])
+    name = escape(run.rstrip("/").rpartition("/")[2])
+    bad = ' class="bad"' if row.get("status") in ("diverged", "interrupted") else ""
+    variant = escape(str(row["variant"]), quote=True)
+    way = f'<a href="{escape(link(run), quote=True)}">{name}</a>'
+    return f'<tr{bad} data-variant="{variant}">{cells}<td>{way}</td></tr>'
