@@ -24,19 +24,7 @@ manyhands study default --dry-run
 
 manyhands study my-study.toml --out results/mine
 
-manyhands study studies/default.toml --jobs 2 --json
-
-A study file:
-
-[[grid]]
-
-task = "mnist-mlp"
-
-strategy = ["allreduce", "average"]
-
-workers = [1, 2, 4]
-
-batch = [128, 256]"""
+manyhands study studies/default.toml --jobs 2 --json"""
 
 
 def study(

@@ -17,6 +17,7 @@ from manyhands.spec import RunSpec
 START = {"inline": 0.3, "local": 1.5}  # seconds until the first step: data, model, processes
 CELL = 0.2  # a calibration, the journal
 PROBE = 1.0
+OTHER = 1.5  # times the samples to the target, at another batch
 _MOST = 2_000  # records that are looked at
 
 # Where the data of a task comes from is known when it is built, which would fetch them.
@@ -64,7 +65,7 @@ def known(records: Iterable[RunRecord]) -> list[Known]:
     """What they say about speed."""
     found = []
     for record in records:
-        looks = max(1, len(record.curve)) if record.curve else max(1, round(record.epochs))
+        looks = max(1, len(record.curve), math.ceil(record.epochs / record.spec.evaluate_every))
         spent = max((phases.get("evaluation", 0.0) for phases in record.phases), default=0.0)
         found.append(
             Known(
@@ -133,9 +134,10 @@ def seconds_of(spec: RunSpec, like: Known) -> float:
     samples = (spec.epochs or like.spec.epochs or 1.0) * n
     if spec.samples is not None:
         samples = min(samples, spec.samples)
-    same_course = (spec.batch or like.spec.batch) == like.spec.batch
-    if spec.stop_at_target and like.target_samples is not None and same_course:
-        samples = min(samples, like.target_samples)
+    same_target = spec.target is None or spec.target == like.spec.target
+    if spec.stop_at_target and like.target_samples is not None and same_target:
+        same_batch = (spec.batch or like.spec.batch) == like.spec.batch
+        samples = min(samples, like.target_samples * (1.0 if same_batch else OTHER))
     rate = like.rate * _cores(spec, threads_of(spec)) / _cores(like.spec, like.threads)
     training = samples / rate
     if spec.seconds is not None and training > spec.seconds:

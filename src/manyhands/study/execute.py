@@ -37,6 +37,8 @@ class View(Protocol):
 
     def changed(self, entry: Entry) -> None: ...
 
+    def note(self, entry: Entry, text: str) -> None: ...
+
     def say(self, text: str) -> None: ...
 
     def tick(self) -> None:
@@ -182,7 +184,8 @@ class Execution:
             tries.append(Try(name, noise, record, max(seconds, record.seconds)))
             if self._worth_another(tries):
                 self._again(cell, tries[-1])
-                self._view.say(f"the machine was {words.percent(noise)} slower than at its best: again")
+                slower = f"the machine was {words.percent(noise)} slower than at its best"
+                self._view.note(entry, f"once more: {slower}")
         if not tries:
             return
         best = min(reversed(tries), key=lambda each: each.noise)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from manyhands.study import estimate
 from manyhands.study.estimate import Estimate
 from manyhands.study.file import Study
 from manyhands.study.history import History
-from manyhands.study.sheet import cell_title, title
+from manyhands.study.sheet import cell_title
 
 
 class Preview(NamedTuple):
@@ -110,12 +111,9 @@ def to_json(found: Preview) -> dict[str, Any]:
 
 
 def _groups(found: Preview) -> list[str]:
-    """A line for cells that differ in batch, rate, seed and repeat only."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in found.left:
-        groups.setdefault(_group(cell), []).append(cell)
+    """A line for cells that differ in workers, batch, rate, seed and repeat only."""
     rows = []
-    for name, cells in groups.items():
+    for name, cells in _rectangles(found.left):
         seconds = [found.time.by_cell[cell.key] for cell in cells if cell.key in found.time.by_cell]
         spent = words.duration(sum(seconds)) if len(seconds) == len(cells) else ""
         rows.append((name, _varying(cells), words.plural(len(cells), "cell"), spent))
@@ -126,25 +124,57 @@ def _groups(found: Preview) -> list[str]:
     ]
 
 
+def _rectangles(cells: list[Cell]) -> Iterator[tuple[str, list[Cell]]]:
+    """Groups that are a product of what varies in them; where that is not so, one for each worker count."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(_group(cell), []).append(cell)
+    for name, group in groups.items():
+        if len(group) == math.prod(len(set(values)) for values in _axes(group).values()):
+            yield name, group
+            continue
+        for workers in dict.fromkeys(cell.spec.workers for cell in group):
+            yield name, [cell for cell in group if cell.spec.workers == workers]
+
+
 def _group(cell: Cell) -> str:
-    options = {name: value for name, value in cell.spec.recipe_options.items() if name != "lr"}
-    spec = cell.spec.replace(batch=None, seed=0, recipe_options=options)
-    return title(spec) + ("" if cell.timed else " · not timed")
-
-
-def _varying(cells: Iterable[Cell]) -> str:
-    cells = list(cells)
-    specs = [cell.spec for cell in cells]
+    spec = cell.spec
+    options = {name: value for name, value in spec.recipe_options.items() if name != "lr"}
+    named = [f"{name}={value}" for name, value in {**spec.options, **spec.strategy_options}.items()]
+    limits = [("epoch", spec.epochs), ("second", spec.seconds), ("sample", spec.samples)]
     parts = [
-        _list("batch", [spec.batch for spec in specs if spec.batch]),
-        _list("lr", [spec.recipe_options["lr"] for spec in specs if "lr" in spec.recipe_options]),
-        _list("seeds", [spec.seed for spec in specs]) if len({spec.seed for spec in specs}) > 1 else "",
-        f"{times} times" if (times := 1 + max(cell.repeat for cell in cells)) > 1 else "",
+        spec.task,
+        " ".join([spec.strategy, *named]),
+        words.plural(spec.threads, "thread") if spec.threads else "",
+        spec.recipe or "",
+        *(f"{name} {value}" for name, value in options.items()),
+        *(words.plural(value, name) for name, value in limits if value is not None),
+        "" if cell.timed else "not timed",
     ]
     return " · ".join(part for part in parts if part)
 
 
+def _axes(cells: list[Cell]) -> dict[str, list[Any]]:
+    """What may vary in a group."""
+    return {
+        "workers": [cell.spec.workers for cell in cells],
+        "batch": [cell.spec.batch or 0 for cell in cells],
+        "lr": [cell.spec.recipe_options.get("lr", 0) for cell in cells],
+        "seeds": [cell.spec.seed for cell in cells],
+        "repeats": [cell.repeat for cell in cells],
+    }
+
+
+def _varying(cells: list[Cell]) -> str:
+    axes = _axes(cells)
+    parts = [_list("workers", axes["workers"])]
+    parts += [_list(name, axes[name]) for name in ("batch", "lr") if any(axes[name])]
+    parts += [_list("seeds", axes["seeds"])] if len(set(axes["seeds"])) > 1 else []
+    times = 1 + max(axes["repeats"])
+    return " · ".join([*parts, *([f"{times} times"] if times > 1 else [])])
+
+
 def _list(name: str, values: list[Any]) -> str:
-    """`batch 128, 256`; nothing where there are none."""
+    """`batch 128, 256`."""
     texts = [f"{value:,}" if isinstance(value, int) else str(value) for value in sorted(set(values))]
-    return f"{name} {', '.join(texts)}" if texts else ""
+    return f"{name} {', '.join(texts)}"

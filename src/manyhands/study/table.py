@@ -27,6 +27,7 @@ class Row(NamedTuple):
     threads: str
     batch: str
     recipe: str
+    epochs: str
     rate: str
     speed_up: str
     to_target: str
@@ -40,6 +41,7 @@ class Block(NamedTuple):
     task: str
     header: Row
     rows: list[Row]
+    baseline: str = ""  # what speed-ups are over
 
 
 def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list[Block]:
@@ -49,19 +51,20 @@ def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list
     for name in names:
         mine = groups.of_task(records, name)
         lost = [each for each in failed if each.cell.spec.task == name]
-        alike: dict[tuple[groups.Key, str], list[RunRecord]] = {}
+        alike: dict[tuple[object, ...], list[RunRecord]] = {}
         for record in mine:
-            alike.setdefault((groups.key(record), groups.recipe_key(record)), []).append(record)
+            alike.setdefault(_key(record), []).append(record)
         rows = [_row(each, mine, name) for each in alike.values()]
         rows += [_failed(without) for without in lost]
-        found.append(Block(name, _header(mine), rows))
+        one, _ = baselines(mine, name, None)
+        found.append(Block(name, _header(mine), rows, one.name if one else ""))
     return found
 
 
-def draw(block: Block, width: int | None = None) -> list[str]:
+def draw(block: Block, width: int | None = None, footnote: bool = True) -> list[str]:
     """Aligned columns without those that say nothing; what is wider than the terminal is cut."""
     lines = [block.header, *block.rows]
-    same = {"threads", "recipe"}  # shown where they differ
+    same = {"threads", "recipe", "epochs"}  # shown where they differ
     texts = []
     for number, name in enumerate(Row._fields):
         column = [line[number] for line in lines]
@@ -70,7 +73,10 @@ def draw(block: Block, width: int | None = None) -> list[str]:
             continue
         longest = max(map(len, column))
         texts.append([text.ljust(longest) if name in _LEFT else text.rjust(longest) for text in column])
-    return [cut(" " + "  ".join(row).rstrip(), width) for row in zip(*texts, strict=True)]
+    drawn = [" " + "  ".join(row).rstrip() for row in zip(*texts, strict=True)]
+    if footnote and any(row.speed_up for row in block.rows):
+        drawn.append(f" speed-up: over {block.baseline}")
+    return [cut(line, width) for line in drawn]
 
 
 def draw_all(results: Results, width: int | None = None) -> list[str]:
@@ -94,6 +100,7 @@ def _header(records: Sequence[RunRecord]) -> Row:
         "threads",
         "batch",
         "recipe",
+        "epochs",
         f"{unit}/s",
         "speed-up",
         goal,
@@ -107,7 +114,7 @@ def _row(alike: list[RunRecord], task_records: Sequence[RunRecord], task: str) -
     timed = [record for record in alike if groups.measured(record)]
     pair = baselines(task_records, task, groups.batch(first))
     rate = statistics.median(record.throughput for record in timed) if timed else None
-    one = pair[0] or pair[1]
+    one, _ = pair
     speed_up = f"{rate / one.throughput.median:.2f}" if rate and one else ""
     scores = [record.metric for record in alike if record.metric is not None]
     end = words.score(statistics.median(scores), first.metric_name) if scores else ""
@@ -117,6 +124,7 @@ def _row(alike: list[RunRecord], task_records: Sequence[RunRecord], task: str) -
         str(groups.threads(first)),
         f"{groups.batch(first):,}",
         _recipe(first),
+        _length(first.spec),
         f"{rate:,.0f}" if rate else "",
         speed_up,
         to_target(alike),
@@ -138,7 +146,7 @@ def _failed(without: Without) -> Row:
     spec = without.cell.spec
     text = f"failed: {without.reason.splitlines()[0] if without.reason else ''}"
     batch = f"{spec.batch:,}" if spec.batch else ""
-    return Row(spec.strategy, _crew(spec), "", batch, "", "", "", "", "", text)
+    return Row(spec.strategy, _crew(spec), "", batch, "", "", "", "", "", "", text)
 
 
 def to_target(alike: Sequence[RunRecord]) -> str:
@@ -158,6 +166,17 @@ def to_target(alike: Sequence[RunRecord]) -> str:
     else:
         text = words.plural(round(statistics.median(steps)), "step") if steps else "reached"
     return text if len(reached) == len(tried) else f"{text} ({len(reached)} of {len(tried)})"
+
+
+def _key(record: RunRecord) -> tuple[object, ...]:
+    """What repeats and seeds of a cell share."""
+    spec = record.spec
+    limits = (spec.epochs, spec.samples, spec.seconds, spec.target)
+    return groups.key(record), groups.recipe_key(record), limits
+
+
+def _length(spec: RunSpec) -> str:
+    return words.duration(spec.seconds) if spec.seconds else f"{spec.epochs:g}" if spec.epochs else ""
 
 
 def _crew(spec: RunSpec) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -41,6 +42,9 @@ class NoView:
         return Silent()
 
     def changed(self, entry: Entry) -> None:
+        """Nothing."""
+
+    def note(self, entry: Entry, text: str) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -80,6 +84,10 @@ class LineByLine:
         else:
             self.say(f"      {outcome(entry)}")
 
+    def note(self, entry: Entry, text: str) -> None:
+        """A line."""
+        self.say(f"      {text}")
+
     def say(self, text: str) -> None:
         """One line, or several."""
         print(text, file=sys.stderr, flush=True)
@@ -110,7 +118,7 @@ class LiveTable:
         self._sheet = sheet
         self.say(headline(sheet, folder))
         recent = estimate.earlier(folder, *sorted(Path("results").glob("*/")), Path("runs"))
-        self._facts = estimate.known(recent)[:FACTS]
+        self._facts = estimate.known([*sheet.records, *recent])[:FACTS]
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         self._count()
@@ -118,12 +126,7 @@ class LiveTable:
 
     def observer(self, entry: Entry) -> Observer:
         """One that keeps the line of a running cell."""
-
-        def note(text: str) -> None:
-            self._notes[entry.cell.key] = text
-            self.tick()
-
-        return _Watcher(self.say, note)
+        return _Watcher(self.say, partial(self.note, entry))
 
     def changed(self, entry: Entry) -> None:
         """Draw it."""
@@ -133,6 +136,11 @@ class LiveTable:
             self._facts = [*estimate.known([entry.record]), *self._facts][:FACTS]
         self._count()
         self._draw()
+
+    def note(self, entry: Entry, text: str) -> None:
+        """Beside the running cell."""
+        self._notes[entry.cell.key] = text
+        self.tick()
 
     def say(self, text: str) -> None:
         """A line above the table."""
@@ -156,7 +164,7 @@ class LiveTable:
         blocks = table.blocks(self._sheet.records, failed)
         mine = [block for block in blocks if block.task.split(" ")[0] == self._task] or blocks[-1:]
         width = self._console.width - 1
-        self._block = [line for block in mine for line in table.draw(block, width)]
+        self._block = [line for block in mine for line in table.draw(block, width, footnote=False)]
         left = [entry.cell for entry in self._sheet.of("left", "running")]
         time_ = estimate.estimate(left, self._facts)
         whole = time_.seconds * len(left) / len(time_.by_cell) if time_.by_cell else None
