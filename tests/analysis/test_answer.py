@@ -41,7 +41,7 @@ def test_a_study_that_went_well():
         "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256: 2.0x faster than one "
         "worker with "
         "one thread (97 % after 5.0 s against 10 s).",
-        "That is 1.3x faster than plain threads, one worker with all 2 cores as threads (6.7 s).",
+        "It is 1.3x faster than plain threads, one worker with all 2 cores as threads (6.7 s).",
         "More workers do not pay: 4 are 5 % slower than 2, for 4 workers share 2 cores.",
     ]
     assert found.fastest is not None
@@ -81,7 +81,7 @@ def test_a_target_that_nobody_reached_is_said_to_be_and_speed_is_told_instead():
         "By speed alone, on this machine train with allreduce, 2 workers, batch 256: 1.9x faster than one "
         "worker with "
         "one thread (19,000 images/s against 10,000 images/s).",
-        "That is 1.3x faster than plain threads, one worker with all 2 cores as threads (15,000 images/s).",
+        "It is 1.3x faster than plain threads, one worker with all 2 cores as threads (15,000 images/s).",
         "Up to 2 workers, the most that were run, each further one pays.",
         "Fewest worker-seconds are spent by one worker with one thread, batch 128: 100 against 105 for a "
         "million "

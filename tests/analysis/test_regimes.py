@@ -56,7 +56,7 @@ def test_the_sentence_says_where_the_regimes_end():
     )
     narrow = one([run(batch) for batch in (16, 32, 64)])
     assert narrow.sentence == (
-        "Up to batch 64, the largest that was run, doubling the batch halves the steps. "
+        "Up to batch 64, the largest that was run, doubling the batch halves the steps (for sure up to 52). "
         "The batch from which more brings nothing is beyond the 64 that were run."
     )
 

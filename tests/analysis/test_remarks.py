@@ -97,6 +97,11 @@ def test_neither_is_one_worker_nor_more_workers_than_cores():
     assert judged("near-the-limit", gang(workers=4)) is None
 
 
+def test_nor_are_workers_that_plain_threads_beat():
+    assert judged("near-the-limit", gang(), one_thread(10_000), all_threads(19_300)) is not None
+    assert judged("near-the-limit", gang(), one_thread(10_000), all_threads(25_000)) is None
+
+
 @pytest.mark.parametrize(("histogram", "stale"), [({3: 1, 4: 9}, False), ({4: 1}, True), ({}, False)])
 def test_updates_are_stale_from_four_steps_on(histogram: dict[int, int], stale: bool):
     run = gang(strategy="server", staleness=histogram)
@@ -171,5 +176,5 @@ def test_a_noisy_machine_is_told_as_such():
 def test_a_run_of_too_few_steps_says_so():
     assert judged("unmeasured", record()) is None
     assert said("unmeasured", record(pace=[None], steps=3)) == (
-        "3 steps are too few to measure a steady pace: its times include the first, slow ones."
+        "no steady pace was measured in 3 steps: the times include the first, slow ones."
     )

@@ -76,8 +76,8 @@ def test_a_study_says_so_when_plain_threads_win():
     slow = [record(rate=10_000), gang(rate=12_000)]
     assert "threads-win" not in texts(study(*slow, record(threads=2, rate=11_000)))
     assert texts(study(*slow, record(threads=2, rate=15_000)))["threads-win"] == (
-        "For mnist-mlp plain threads win: one worker with all 2 cores as threads is 1.25x as fast as the "
-        "best of several workers (allreduce, 2 workers, batch 256)."
+        "For mnist-mlp plain threads win in throughput: one worker with all 2 cores as threads is 1.25x as "
+        "fast as the best of several workers (allreduce, 2 workers, batch 256)."
     )
 
 

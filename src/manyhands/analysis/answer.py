@@ -120,7 +120,7 @@ def _nobody(field: _Field) -> str:
         return f"for {field.task} no cell reached {goal}."
     name = ended[0].metric_name
     sign = 1 if groups.higher_is_better(name) else -1
-    best = max(ended, key=lambda each: sign * (each.best_metric or 0.0))
+    best = min(ended, key=lambda each: (-sign * (each.best_metric or 0.0), groups.title(each)))
     near = words.score(best.best_metric, name)
     return f"for {field.task} no cell reached {goal}; {groups.title(best)} came nearest with {near}."
 
@@ -169,7 +169,7 @@ def _threads(field: _Field) -> str:
     gained = faster(best, every)
     if gained.low <= 1:
         return f"Plain threads are as fast, within the noise: {field.every} ({every.brief})."
-    return f"That is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
+    return f"It is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
 
 
 def _line(field: _Field) -> str:

@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 def by_time(tries: Sequence[ToTarget]) -> list[Candidate]:
     """Those that arrived, the quickest first."""
-    return sorted(filter(None, map(_timed, tries)), key=lambda each: each.pace.median)
+    return sorted(filter(None, map(_timed, tries)), key=lambda each: (each.pace.median, each.name))
 
 
 def by_speed(points: Sequence[Point], unit: str) -> list[Candidate]:
@@ -51,7 +51,7 @@ def by_speed(points: Sequence[Point], unit: str) -> list[Candidate]:
         pace = Summary(MILLION / rate.median, MILLION / rate.high, MILLION / rate.low, rate.n)
         shown = words.rate(rate.median, unit)
         found.append(Candidate(point, pace, shown, shown))
-    return sorted(found, key=lambda each: each.pace.median)
+    return sorted(found, key=lambda each: (each.pace.median, each.name))
 
 
 def faster(one: Candidate, other: Candidate) -> Summary:

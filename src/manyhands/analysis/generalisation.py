@@ -61,12 +61,12 @@ def _row(task: str, recipe: str, size: int, alike: Sequence[RunRecord]) -> Gener
     )
 
 
-def _goodness(row: Generalisation) -> tuple[bool, float]:
+def _goodness(row: Generalisation) -> tuple[bool, float, tuple[str, ...]]:
     """Rates with which most runs survive come first."""
     if not row.metric.n:
-        return False, 0.0
+        return False, 0.0, row.runs
     sign = 1 if groups.higher_is_better(row.metric_name) else -1
-    return 2 * row.diverged < row.of, sign * row.metric.median
+    return 2 * row.diverged < row.of, sign * row.metric.median, row.runs
 
 
 def _drop(first: Generalisation, row: Generalisation) -> float | None:

@@ -42,7 +42,7 @@ def noise_scales(records: Iterable[RunRecord]) -> list[NoiseScale]:
         mine = groups.of_task(everything, task)
         noises = [record.noise for record in mine if record.noise is not None and record.noise.steps > 0]
         if noises:
-            scale = _scale(noises)
+            scale = _scale(sorted(noises, key=repr))  # in whatever order they were run
             critical = next((fit.b_crit for fit in regimes(mine) if fit.b_crit is not None), None)
             ratio = scale.value / critical.value if scale and critical else None
             found.append(NoiseScale(task, scale, len(noises), _by_samples(mine), critical, ratio))

@@ -19,6 +19,7 @@ from manyhands.record import RunRecord
 # S(B) B = S_min (B + B_crit), S(B) = S_min (1 + B_crit/B).
 PERFECT = 0.2  # of B_crit
 MAXIMAL = 5.0
+OPEN = 20.0  # times the value: an interval that reaches so far has no upper end in what was measured
 
 
 class BatchPoint(NamedTuple):
@@ -119,10 +120,10 @@ def _batch_point(size: int, alike: Sequence[RunRecord]) -> BatchPoint:
     tried = [_tried(size, found) for found in recipes.values()]
     arrived = [point for point in tried if point.steps is not None]
     if arrived:
-        return min(arrived, key=lambda point: point.steps or math.inf)
+        return min(arrived, key=lambda point: (point.steps or math.inf, point.recipe_line))
     bounds = [point.bound for point in tried if point.bound is not None]
     # the best of several rates is only known to be beyond the least of their bounds
-    best = max(tried, key=lambda point: point.reached / point.of)
+    best = min(tried, key=lambda point: (-point.reached / point.of, point.recipe_line))
     return best._replace(bound=min(bounds, default=None))
 
 
@@ -182,11 +183,11 @@ def _sentence(fit: Regimes) -> str:
 
 def _perfect(until: Estimate, least: int, most: int) -> str:
     if until.value < least:
-        return (
-            f"From batch {least:,}, the smallest that was run, doubling the batch does not halve the steps."
-        )
+        text = f"From batch {least:,}, the smallest that was run, doubling the batch does not halve the steps"
+        return text + (f" (at best up to {rounded(until.high)})." if until.high > least else ".")
     if until.value > most:
-        return f"Up to batch {most:,}, the largest that was run, doubling the batch halves the steps."
+        text = f"Up to batch {most:,}, the largest that was run, doubling the batch halves the steps"
+        return text + (f" (for sure up to {rounded(until.low)})." if until.low < most else ".")
     return f"Up to batch {about(until)} doubling the batch about halves the steps."
 
 
@@ -199,7 +200,9 @@ def _maximal(start: Estimate, least: int, most: int) -> str:
 
 
 def about(value: Estimate) -> str:
-    """`430 (370 to 490)`, in no more digits than are known."""
+    """`430 (370 to 490)`, in no more digits than are known; a high end that is open is left out."""
+    if value.high > OPEN * value.value:
+        return f"{rounded(value.value)} (at least {rounded(value.low)})"
     return f"{rounded(value.value)} ({rounded(value.low)} to {rounded(value.high)})"
 
 

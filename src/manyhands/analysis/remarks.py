@@ -63,7 +63,7 @@ def threads_win(facts: Facts) -> Verdict | None:
 def near_the_limit(facts: Facts) -> Verdict | None:
     """Several workers that leave nothing to gain."""
     record = facts.record
-    if not facts.timed or record.spec.workers < 2 or groups.crowded(record):
+    if not facts.timed or record.spec.workers < 2 or groups.crowded(record) or threads_win(facts):
         return None
     lost = sum(facts.share(name) for name in ("communication", "wait", "data", "other"))
     if lost > 1 - EFFICIENT:
@@ -141,11 +141,11 @@ def noisy(facts: Facts) -> Verdict | None:
 
 
 def unmeasured(facts: Facts) -> Verdict | None:
-    """Too short a run to say where its time went."""
+    """A run whose first, slow steps could not be left out."""
     if not facts.record.timed or facts.record.worker_pace is not None or facts.record.status == "diverged":
         return None
-    text = f"{words.plural(facts.record.steps, 'step')} are too few to measure a steady pace"
-    return Verdict("unmeasured", f"{text}: its times include the first, slow ones.", 0.0)
+    text = f"no steady pace was measured in {words.plural(facts.record.steps, 'step')}: the times include the"
+    return Verdict("unmeasured", f"{text} first, slow ones.", 0.0)
 
 
 RULES: list[tuple[str, Rule]] = [

@@ -75,11 +75,11 @@ def _best(task: str, key: Key, alike: Sequence[RunRecord], price: float | None) 
     return min(tried, key=_order)._replace(recipes=len(tried))
 
 
-def _order(one: ToTarget) -> tuple[bool, float, float]:
+def _order(one: ToTarget) -> tuple[bool, float, float, str]:
     """Those whose median run arrived come first, the quickest of them before the others."""
     if one.steps is None:
-        return True, -one.reached / one.of, 0.0
-    return False, one.best_seconds or 0.0, one.steps.median
+        return True, -one.reached / one.of, 0.0, one.recipe_line
+    return False, one.best_seconds or 0.0, one.steps.median, one.recipe_line
 
 
 def _one(task: str, key: Key, alike: Sequence[RunRecord], price: float | None) -> ToTarget:

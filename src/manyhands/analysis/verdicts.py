@@ -42,7 +42,7 @@ _THEN = {
     "memory": "memory nearly full",
     "staleness": "stale",
     "noisy": "noisy machine",
-    "unmeasured": "too short",
+    "unmeasured": "no steady pace",
 }
 
 
@@ -111,7 +111,7 @@ def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
     if every is not None and every.throughput.median > best.throughput.median:
         ahead = every.throughput.median / best.throughput.median
         sure = "" if apart(every.throughput, best.throughput) else ", within the noise"
-        text = f"For {task} plain threads win: {every.spoken} is {ahead:.2f}x as fast as"
+        text = f"For {task} plain threads win in throughput: {every.spoken} is {ahead:.2f}x as fast as"
         text += f" the best of several workers ({best.variant}, {best.crew}, batch {best.batch}){sure}."
         found.append(Verdict("threads-win", text, 0.0))
     return found
