@@ -6,6 +6,7 @@ import json as json_format
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,8 @@ manyhands study default --dry-run
 manyhands study my-study.toml --out results/mine
 
 manyhands study studies/default.toml --jobs 2 --json"""
+
+SHOWN = 10  # reasons
 
 
 def study(
@@ -85,14 +88,14 @@ def _print(results: Results) -> None:
 
     wide = shutil.get_terminal_size().columns
     print("\n".join(draw_all(results, wide if sys.stdout.isatty() else None)))
-    for what, cells in (("excluded", results.excluded), ("left", results.left)):
-        if not cells:
-            continue
-        print(f"{what}: {words.plural(len(cells), 'cell')}")
-        for cell, reason in cells[:10]:
+    if results.excluded:
+        print(f"excluded: {words.plural(len(results.excluded), 'cell')}")
+        for cell, reason in results.excluded[:SHOWN]:
             print(f"  {cell_title(cell)}: {reason}")
-        if len(cells) > 10:
-            print(f"  and {len(cells) - 10} more")
+        if len(results.excluded) > SHOWN:
+            print(f"  and {len(results.excluded) - SHOWN} more")
+    for reason, count in Counter(reason for _, reason in results.left).items():
+        print(f"left: {words.plural(count, 'cell')}: {reason}")
     for answer in answers(results):
         width = min(wide, 110) if sys.stdout.isatty() else 10_000
         print(textwrap.fill(f"answer: {answer.text}", width, subsequent_indent=" " * 8))

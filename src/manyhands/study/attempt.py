@@ -32,6 +32,12 @@ def ruled_out(spec: RunSpec) -> str | None:
     return None
 
 
+def is_settled(path: Path) -> bool:
+    """Whether the run in this folder has come to its end."""
+    record = RunFolder(path).record()
+    return record is not None and record.status in SETTLED
+
+
 def attempt(spec: RunSpec, path: Path, observer: Observer) -> RunRecord:
     """Run a spec in this folder, or go on there with what a study that was stopped has left."""
     from manyhands.resolve import resolve
@@ -42,7 +48,7 @@ def attempt(spec: RunSpec, path: Path, observer: Observer) -> RunRecord:
         raise CannotWorkError(str(error)) from None
     folder = RunFolder(path)
     record = folder.record()
-    if record is not None and record.status in SETTLED:
+    if record is not None and is_settled(path):
         return record
     if path.exists() and not _can_go_on(folder, resolved):
         shutil.rmtree(path)

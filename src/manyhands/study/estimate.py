@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ START = {"inline": 0.3, "local": 1.5}  # seconds until the first step: data, mod
 CELL = 0.2  # a calibration, the journal
 PROBE = 1.0
 OTHER = 1.5  # times the samples to the target, at another batch
-_MOST = 2_000  # records that are looked at
+_MOST = 300  # records that are read
 
 # Where the data of a task comes from is known when it is built, which would fetch them.
 _DATA = {"mnist": "mnist", "fashion": "fashion-mnist", "cifar": "cifar-10"}
@@ -46,9 +47,16 @@ class Estimate(NamedTuple):
     by_cell: dict[str, float]
 
 
-def earlier(*folders: Path) -> list[RunRecord]:
-    """The records of all runs in these folders, the latest first."""
-    paths = {path.resolve(): path for folder in folders for path in folder.glob("*/result.json")}
+def earlier(cells: Iterable[Cell], out: Path) -> list[RunRecord]:
+    """The records of runs of these tasks, in this folder and where runs usually go, the latest first."""
+    names = {cell.spec.name.removesuffix(cell.spec.id) for cell in cells}
+    folders = (out, *sorted(Path("results").glob("*/")), Path("runs"))
+    paths = {
+        path.resolve(): path
+        for folder in folders
+        for name in names
+        for path in folder.glob(f"{glob.escape(name)}*/result.json")
+    }
     latest = sorted(paths.values(), key=lambda path: path.stat().st_mtime, reverse=True)[:_MOST]
     return [record for path in latest if (record := _record(path.parent))]
 

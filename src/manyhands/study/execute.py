@@ -18,7 +18,7 @@ from manyhands.errors import DataUnavailableError, InterruptedRunError, Manyhand
 from manyhands.record import Observer, RunRecord
 from manyhands.results import Cell, JournalWriter, Results, StudyFolder
 from manyhands.study import calibration
-from manyhands.study.attempt import CannotWorkError, attempt, ruled_out, tidy
+from manyhands.study.attempt import CannotWorkError, attempt, is_settled, ruled_out, tidy
 from manyhands.study.beside import beside
 from manyhands.study.file import Study
 from manyhands.study.history import History
@@ -174,7 +174,7 @@ class Execution:
         cell = entry.cell
         tries = self._earlier_tries(cell)
         while not tries or self._worth_another(tries):
-            before = self._calibrate() if tries else self._calibration()
+            before = self._before(cell, again=bool(tries))
             name, began = self.start(entry), time.monotonic()
             record = self._outcome(entry, name, partial(self._attempt, entry, name), bool(tries))
             if record is None:
@@ -294,8 +294,12 @@ class Execution:
             return None
         return f"the budget of {words.duration(budget)} is spent"
 
-    def _calibration(self) -> float:
+    def _before(self, cell: Cell, again: bool) -> float:
         """How fast the machine is, before a cell."""
+        if self._history.calibrations and is_settled(self._folder.path / self._history.free_name(cell)):
+            return self._history.last  # killed between its end and the journal: it was measured then
+        if again:  # what spoke for the run before was busy
+            return self._calibrate()
         if time.monotonic() - self._calibrated < FRESH:
             return self._history.last
         if not self._history.calibrations:  # what is the best of a few is not one unlucky moment

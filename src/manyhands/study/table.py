@@ -54,7 +54,13 @@ def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list
         alike: dict[tuple[object, ...], list[RunRecord]] = {}
         for record in mine:
             alike.setdefault(_key(record), []).append(record)
-        rows = [_row(each, mine, name) for each in alike.values()]
+        pairs: dict[int, Pair] = {}  # by batch: a large study has many rows and few of these
+        rows = []
+        for each in alike.values():
+            batch = groups.batch(each[0])
+            if batch not in pairs:
+                pairs[batch] = baselines(mine, name, batch)
+            rows.append(_row(each, pairs[batch]))
         rows += [_failed(without) for without in lost]
         one, _ = baselines(mine, name, None)
         found.append(Block(name, _header(mine), rows, one.name if one else ""))
@@ -109,10 +115,9 @@ def _header(records: Sequence[RunRecord]) -> Row:
     )
 
 
-def _row(alike: list[RunRecord], task_records: Sequence[RunRecord], task: str) -> Row:
+def _row(alike: list[RunRecord], pair: Pair) -> Row:
     first = alike[0]
     timed = [record for record in alike if groups.measured(record)]
-    pair = baselines(task_records, task, groups.batch(first))
     rate = statistics.median(record.throughput for record in timed) if timed else None
     one, _ = pair
     speed_up = f"{rate / one.throughput.median:.2f}" if rate and one else ""

@@ -117,7 +117,7 @@ class LiveTable:
         """The headline stays; below it the table."""
         self._sheet = sheet
         self.say(headline(sheet, folder))
-        recent = estimate.earlier(folder, *sorted(Path("results").glob("*/")), Path("runs"))
+        recent = estimate.earlier([entry.cell for entry in sheet.of("left")], folder)
         self._facts = estimate.known([*sheet.records, *recent])[:FACTS]
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
