@@ -134,6 +134,15 @@ def test_a_price_makes_cost_money():
     assert one(ALONE, THREADS, cheap, price=3.6).lines[-1] == "It is the cheapest, too."
 
 
+def test_a_fine_line_that_the_advice_has_crossed_is_only_told_for_its_cost():
+    alone = record(rate=10_240, batch=256, steps_to_target=400)
+    costly = one(ALONE, alone, gang(2, 14_000)).lines
+    assert "From 2 workers on a further one brings less than half of what one does alone." in costly
+    slower = one(ALONE, alone, gang(2, 9_000, steps=200)).lines
+    assert slower[0].startswith("for mnist-mlp on this machine train with allreduce, 2 workers, batch 256:")
+    assert not any("do not pay" in line for line in slower)
+
+
 def test_regimes_say_how_large_a_batch_pays():
     runs = [
         record(batch=batch, rate=10_000, steps_to_target=round(200 * (1 + 400 / batch)), epochs=20.0)

@@ -70,6 +70,13 @@ def test_communication_names_the_batch_and_the_averages_that_make_up_for_it():
     )
 
 
+def test_communication_that_was_not_counted_has_no_volume():
+    run = gang(step(forward=30, backward=50, communication=20), traffic=[])
+    assert said("communication", run).startswith(
+        "20 % of the step is exposed communication; at this bandwidth"
+    )
+
+
 def test_an_average_is_made_rarer_than_it_is():
     run = handing(gang(step(forward=30, backward=50, communication=20), strategy="average"), 7.5e6)
     assert said("communication", run) == (
@@ -209,7 +216,7 @@ def test_a_small_share_of_the_batch_is_blamed_if_a_sample_takes_a_quarter_longer
     assert verdict.lost == pytest.approx(0.96 / 3)
     assert verdict.text == (
         "each worker computes on 32 samples a step and takes 1.5x as long for one as one worker with one "
-        "thread does with 128; a batch of 256 would make up for it."
+        "thread does with 128; a batch of 256 may make up for it."
     )
 
 

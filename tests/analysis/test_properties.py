@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from manyhands.analysis.answer import answers
 from manyhands.analysis.asynchrony import asynchronous
-from manyhands.analysis.breakdown import breakdowns
+from manyhands.analysis.breakdown import STEP_PHASES, breakdowns
 from manyhands.analysis.fine_line import fine_lines
 from manyhands.analysis.generalisation import generalisation
 from manyhands.analysis.noise_scale import noise_scales
@@ -44,6 +44,10 @@ ANALYSES: dict[str, Callable[[list[RunRecord]], list[Any]]] = {
 }
 
 
+SECONDS = st.sampled_from([0.0, 1e-6, 1e-3, 0.1, 10.0])
+PHASES = st.dictionaries(st.sampled_from(STEP_PHASES), SECONDS)
+
+
 @st.composite
 def any_records(draw: st.DrawFn) -> list[RunRecord]:
     """A handful of runs of every kind, some of which ended badly."""
@@ -58,6 +62,7 @@ def any_records(draw: st.DrawFn) -> list[RunRecord]:
             threads=draw(st.sampled_from([1, 2])),
             steps_to_target=draw(st.none() | st.integers(10, 5000)),
             rate=draw(st.floats(10, 1e6)),
+            phases=draw(PHASES),
             status=draw(st.sampled_from(["finished", "finished", "target", "diverged", "interrupted"])),
             timed=draw(st.booleans()),
             machine_noise=draw(st.sampled_from([None, 0.0, 0.5])),

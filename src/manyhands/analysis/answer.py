@@ -178,9 +178,10 @@ def _line(field: _Field) -> str:
     lines = [line for line in fine_lines(curves(field.records)) if _through(line, best)]
     if best.workers == 1 or not lines:
         return ""
-    crossed = [line for line in lines if line.slower_from or line.costlier_from]
-    further = [line for line in crossed if (line.slower_from or line.costlier_from or 0) > best.workers]
-    return further[0].sentence if further else "" if crossed else lines[0].sentence
+    # a line crossed by throughput before the advice would deny it: what decides here is time to the target
+    agreeing = [line for line in lines if line.slower_from is None or line.slower_from > best.workers]
+    crossed = [line for line in agreeing if line.slower_from or line.costlier_from]
+    return next((line.sentence for line in [*crossed, *agreeing]), "")
 
 
 def _through(line: FineLine, cell: ToTarget | Point) -> bool:

@@ -60,10 +60,9 @@ def communication(facts: Facts) -> Verdict | None:
     if not facts.timed or share < COMMUNICATION:
         return None
     seconds = facts.step.phases["communication"]
-    volume = words.size(facts.step.bytes_a_step)
-    text = f"{words.percent(share)} of the step is exposed communication of {volume}"
-    if facts.step.bytes_a_step > 0:
-        text += f" at {words.size(facts.step.bytes_a_step / seconds)}/s"
+    text = f"{words.percent(share)} of the step is exposed communication"
+    if (volume := facts.step.bytes_a_step) > 0:
+        text += f" of {words.size(volume)} at {words.size(volume / seconds)}/s"
     return Verdict("communication", f"{text}; {_sparing(facts)}.", share)
 
 
@@ -205,7 +204,7 @@ def small_batch(facts: Facts) -> Verdict | None:
     wanted = facts.baseline.batch * spec.replicas
     text = f"each worker computes on {each:g} samples a step and takes {longer:.1f}x as long for one as"
     text += f" {facts.baseline.spoken} does with {facts.baseline.batch:,};"
-    text += f" a batch of {wanted:,} would make up for it."
+    text += f" a batch of {wanted:,} may make up for it."
     return Verdict("small-batch", text, _computing(facts) * (1 - 1 / longer))
 
 
