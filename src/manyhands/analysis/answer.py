@@ -82,7 +82,7 @@ def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:
 
 def _lines(field: _Field, reached: bool) -> list[str]:
     if not field.runners:
-        return [_nothing(field)]
+        return [line for line in (_nothing(field), _batches(field)) if line]
     missed = [] if reached or not field.tries else [_nobody(field)]
     lines = [
         *missed,
@@ -99,8 +99,10 @@ def _lines(field: _Field, reached: bool) -> list[str]:
 
 def _nothing(field: _Field) -> str:
     arrived = [each for each in field.tries if each.samples]
-    if not arrived:
+    if not field.tries:
         return f"for {field.task} no run came to its end: there is no answer yet."
+    if not arrived:
+        return _nobody(field)
     best = min(arrived, key=lambda each: each.samples.median if each.samples else 0.0)
     goal = words.threshold(best.target, best.metric_name)
     assert best.samples is not None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from scipy.special import expit
 
 from manyhands.analysis.stats import Estimate
 
@@ -112,7 +113,7 @@ def _solve(points: _Points, start: Fit | None = None) -> Fit:
         return weighted
 
     def slopes(x: Numbers) -> Numbers:
-        share = 1 / (1 + np.exp(x[1] - x[0] + np.log(points.batch)))
+        share = expit(x[0] - x[1] - np.log(points.batch))
         counts = np.where(points.censored & (residuals(x) <= 0), 0.0, 1.0) / points.spread
         return np.stack([-share * counts, -(1 - share) * counts], axis=1)
 
