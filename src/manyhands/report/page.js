@@ -45,7 +45,7 @@
   const columns = (names, room) => {
     for (let n = names.length; n > 1; n -= 1) {
       const widths = Array(n).fill(0);
-      names.forEach((name, k) => { widths[k % n] = Math.max(widths[k % n], 6.3 * String(name).length + 38); });
+      names.forEach((name, k) => { widths[k % n] = Math.max(widths[k % n], 5.9 * String(name).length + 28); });
       if (widths.reduce((a, b) => a + b) <= room) return n;
     }
     return 1;

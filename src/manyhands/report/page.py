@@ -53,6 +53,7 @@ def draw(
     drawn = _figures(findings)
     write_atomically(folder / "results.csv", table(findings).encode())
     if pictures:
+        _clear(folder / "charts", {each.chart.name for each in drawn})
         _write_pictures(folder / "charts", drawn)
     page = folder / "report.html"
     write_atomically(page, _html(findings, drawn, folder, pictures, claim).encode())
@@ -68,6 +69,14 @@ def _figures(findings: Findings) -> list[_Drawn]:
             drawn.append(_Drawn(chart, figure, first))
             first += len(figure.panels)
     return drawn
+
+
+def _clear(folder: Path, names: set[str]) -> None:
+    """Remove charts of an earlier drawing that this study no longer has numbers for."""
+    for chart in CHARTS:
+        if chart.name not in names:
+            for kind in ("png", "svg"):
+                (folder / f"{chart.name}.{kind}").unlink(missing_ok=True)
 
 
 def _write_pictures(folder: Path, drawn: list[_Drawn]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 
@@ -138,19 +137,11 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
 
 
 def _label(level: alt.Chart, data: list[Row], height: float) -> alt.Chart:
-    """The name of the threads' line, where the fewest marks are in its way."""
+    """The name of the threads' line, on that side of it where fewer marks are in its way."""
     top = max(float(row["workers"]) for row in data)
-
-    def crowd(end: Callable[[list[float]], float], above: bool) -> int:
-        at = end([float(row["workers"]) for row in data])
-        gaps = [float(row["speed_up"]) - height for row in data if float(row["workers"]) == at]
-        return sum(0 < (gap if above else -gap) < 0.12 * top for gap in gaps)
-
-    places = [(max, True), (min, True), (max, False), (min, False)]
-    end, above = min(places, key=lambda place: crowd(*place))
-    align: Literal["left", "right"] = "right" if end is max else "left"
-    x: float | Literal["width"] = "width" if end is max else 4
-    name: alt.Chart = level.mark_text(style="note", align=align, x=x, dy=-7 if above else 9)
+    gaps = [float(row["speed_up"]) - height for row in data if float(row["workers"]) == top]
+    above, below = (sum(0 < side * gap < 0.08 * top for gap in gaps) for side in (1, -1))
+    name: alt.Chart = level.mark_text(style="note", align="right", x="width", dy=-7 if above <= below else 9)
     return name.encode(text="name:N")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import altair as alt
@@ -22,20 +23,32 @@ def heat_map(findings: Findings) -> Figure | None:
     """A row a strategy and worker count, a column a batch; what never arrived is said, not left blank."""
     panels, told, left = [], [], 0
     for task in findings.tasks:
-        mine = [each for each in findings.to_target if each.task == task]
-        timed = [each for each in mine if each.seconds is not None]
+        mine = _of_task(findings, task)
+        timed = [each for each in mine if each.best_seconds is not None]
         if not timed:
             continue
-        batches = _kept_batches(timed)
+        batches = _kept_batches(mine)
         seen = [each for each in mine if each.batch in batches]
         kept = _quickest_rows(seen)
         left += len({_place(each) for each in seen} - kept)
         data = [_cell(findings, each, timed) for each in seen if _place(each) in kept]
-        told.append(_quickest(timed, len({each.batch for each in timed})))
+        told.append(_quickest(timed, len({each.batch for each in mine})))
         panels.append(_map(task, data, timed[0], told[-1]))
     if not panels:
         return None
     return Figure(common.sentence(told), panels, limited(left, "row"))
+
+
+def _of_task(findings: Findings, task: str) -> list[ToTarget]:
+    """At the target that most cells have: seconds to different targets do not compare."""
+    mine = [each for each in findings.to_target if each.task == task]
+    usual = Counter(each.target for each in mine).most_common(1)
+    return [each for each in mine if each.target == usual[0][0]]
+
+
+def _late(each: ToTarget) -> float:
+    """Seconds to the target; never where it was not reached."""
+    return each.best_seconds if each.best_seconds is not None else math.inf
 
 
 def _place(each: ToTarget) -> tuple[str, int, int]:
@@ -52,8 +65,8 @@ def _spoken(each: ToTarget | Point) -> str:
     return common.spoken(each.variant, each.workers, each.threads)
 
 
-def _kept_batches(timed: list[ToTarget]) -> set[int]:
-    batches = sorted({each.batch for each in timed})
+def _kept_batches(mine: list[ToTarget]) -> set[int]:
+    batches = sorted({each.batch for each in mine})
     if len(batches) <= MOST_BATCHES:
         return set(batches)
     stride = (len(batches) - 1) / (MOST_BATCHES - 1)
@@ -63,13 +76,12 @@ def _kept_batches(timed: list[ToTarget]) -> set[int]:
 def _quickest_rows(timed: list[ToTarget]) -> set[tuple[str, int, int]]:
     best: dict[tuple[str, int, int], float] = {}
     for each in timed:
-        seconds = each.seconds.median if each.seconds else math.inf
-        best[_place(each)] = min(best.get(_place(each), math.inf), seconds)
+        best[_place(each)] = min(best.get(_place(each), math.inf), _late(each))
     return set(sorted(best, key=lambda place: best[place])[:MOST_ROWS])
 
 
 def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
-    quick = [other.seconds.median for other in timed if other.seconds]
+    quick = [_late(other) for other in timed]
     low, high = math.log(min(quick)), math.log(max(quick))
     order = findings.variants.index(each.variant) * 1000 + each.workers + each.threads / 100
     row: dict[str, Any] = {
@@ -81,16 +93,19 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
         "reached": f"{each.reached} of {each.of}",
         "run": common.runs(each.runs),
     }
-    if each.seconds is None:
+    seconds = each.best_seconds
+    if seconds is None:
         what = "not reached" if not each.reached else "not timed"
         return row | {"seconds": None, "label": "–", "shown": what, "bright": False}
-    seconds = each.seconds.median
     share = (math.log(seconds) - low) / ((high - low) or 1.0)
-    interval = f" ({words.duration(each.seconds.low)} to {words.duration(each.seconds.high)})"
+    more = " (seconds a step x steps)"
+    if each.seconds is not None:
+        interval = f" ({words.duration(each.seconds.low)} to {words.duration(each.seconds.high)})"
+        more = interval if each.seconds.n > 1 else ""
     return row | {
         "seconds": tidy(seconds),
         "label": _brief(seconds),
-        "shown": words.duration(seconds) + (interval if each.seconds.n > 1 else ""),
+        "shown": words.duration(seconds) + more,
         "steps": tidy(each.steps.median) if each.steps else None,
         "bright": share < 0.45,
     }
@@ -143,16 +158,14 @@ def _map(task: str, data: list[Row], one: ToTarget, text: str) -> Panel:
 
 
 def _quickest(timed: list[ToTarget], batches: int) -> str:
-    best = min(timed, key=lambda each: each.seconds.median if each.seconds else math.inf)
-    assert best.seconds is not None
+    best, slow = min(timed, key=_late), max(timed, key=_late)
     among = f" of {batches} batches" if batches > 1 else ""
     text = (
         f"{best.task}: {_spoken(best)} at batch {best.batch:,}{among} is the first to arrive, "
-        f"after {words.duration(best.seconds.median)}"
+        f"after {words.duration(_late(best))}"
     )
-    slow = max(timed, key=lambda each: each.seconds.median if each.seconds else 0.0)
-    if slow is not best and slow.seconds:
-        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {words.duration(slow.seconds.median)}"
+    if slow is not best:
+        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {words.duration(_late(slow))}"
     return text + "."
 
 
@@ -160,7 +173,7 @@ def best_of_each(findings: Findings) -> Figure | None:
     """The opening picture: each strategy at its best, the fastest first."""
     panels, told = [], []
     for task in findings.tasks:
-        timed = [each for each in findings.to_target if each.task == task and each.seconds is not None]
+        timed = [each for each in _of_task(findings, task) if each.seconds is not None]
         data = _best_times(timed) if timed else _best_rates(findings.points[task])
         if len(data) < 1:
             continue
@@ -176,7 +189,7 @@ def best_of_each(findings: Findings) -> Figure | None:
 
 def _best_times(timed: list[ToTarget]) -> list[Row]:
     best: dict[str, ToTarget] = {}
-    for each in sorted(timed, key=lambda each: each.seconds.median if each.seconds else math.inf):
+    for each in sorted(timed, key=_late):
         best.setdefault(_kind(each), each)
     return [
         {

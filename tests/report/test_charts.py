@@ -1,0 +1,170 @@
+"""Charts are numbers first: what is drawn, what is left out, and what the sentence says of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from manyhands.record import Evaluation, Span
+from manyhands.report import palette, repeat
+from manyhands.report.charts import CHARTS, learning, machine, regimes, scaling, step, target, timeline
+from manyhands.report.figure import altair_chart, limited, tidy
+from manyhands.report.findings import Findings
+from manyhands.results import Calibration, Results
+from manyhands.testing.records import record
+from report.samples import many, pipelined, rich
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    return Findings(rich(Path("results/default"), repeats=2))
+
+
+def of(*records: object, **fields: object) -> Findings:
+    return Findings(Results(Path("x"), "x", "x", records=list(records), **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_every_chart_is_valid_told_and_small(chart: object, findings: Findings) -> None:
+    figure = chart.figure(findings)  # type: ignore[attr-defined]
+    assert figure is not None
+    spec = altair_chart(figure, "heading").to_dict()  # against the schema
+    assert len(spec["concat"]) == len(figure.panels)
+    for line in figure.sentence.splitlines():
+        assert re.search(r"\d", line), "a sentence about these results has a number in it"
+        assert line.endswith(".")
+    for panel in figure.panels:
+        assert panel.data["rows"]
+        assert len(panel.text) > 40
+        assert sum(len(rows) for rows in panel.data.values()) < 3_000
+        known = set().union(*(row.keys() for rows in panel.data.values() for row in rows))
+        wanted = set(re.findall(r"'field': '(\w+)'", str(panel.chart().to_dict())))
+        assert wanted <= known | {"middle"}, "everything that is drawn is there"
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_one_run_alone_is_no_reason_to_fail(chart: object) -> None:
+    figure = chart.figure(of(record(steps_to_target=None)))  # type: ignore[attr-defined]
+    if figure is not None:
+        altair_chart(figure).to_dict()
+
+
+def test_names_are_the_address_of_a_chart() -> None:
+    names = [chart.name for chart in CHARTS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z-]+", name) for name in names)
+
+
+def test_nothing_to_show_is_none() -> None:
+    alone = of(record())
+    assert scaling.figure(alone) is None
+    assert regimes.figure(alone) is None
+    assert regimes.noise(alone) is None
+    assert step.communication(alone) is None
+    assert timeline.figure(alone) is None
+    assert machine.figure(alone) is None
+
+
+def test_the_speed_up_names_its_baseline() -> None:
+    runs = [
+        record(rate=10_000, batch=256),
+        record(rate=14_000, batch=256, threads=2),
+        record(rate=19_000, batch=256, strategy="allreduce", workers=2),
+        record(rate=17_000, batch=256, strategy="allreduce", workers=4),
+    ]
+    figure = scaling.figure(of(*runs))
+    assert figure is not None
+    assert figure.sentence.splitlines()[0] == (
+        "mnist-mlp · batch 256: allreduce with 2 workers is 1.90x as fast as one worker, one thread "
+        "(95 % efficiency); 4 workers bring only 1.70x."
+    )
+    assert figure.panels[0].data["threads"][0]["speed_up"] == 1.4
+
+
+def test_a_target_that_nobody_reached_is_a_dash_or_no_map() -> None:
+    never = [record(steps_to_target=None, batch=batch) for batch in (64, 128)]
+    assert target.heat_map(of(*never)) is None
+    figure = target.heat_map(of(never[0], record(batch=128, steps_to_target=300)))
+    assert figure is not None
+    labels = {row["batch"]: (row["label"], row["shown"]) for row in figure.panels[0].data["rows"]}
+    assert labels[64] == ("–", "not reached")
+    assert labels[128] == ("3.8", "3.8 s")
+
+
+def test_the_largest_loss_is_named() -> None:
+    phases = {"forward": 0.004, "backward": 0.006, "communication": 0.01}
+    figure = step.breakdown(of(record(strategy="allreduce", workers=2, phases=phases)))
+    assert figure is not None
+    assert figure.sentence == (
+        "mnist-mlp: allreduce with 2 workers spends 50 % of its step on communication, "
+        "the largest loss of all."
+    )
+    shares = {row["phase"]: row["share"] for row in figure.panels[0].data["rows"]}
+    assert shares == {"forward": 0.2, "backward": 0.3, "communication": 0.5}
+
+
+def test_micro_batches_are_counted() -> None:
+    made = record(strategy="pipeline", workers=2, timeline=pipelined(2, 3))
+    rows = timeline.spans(made)
+    first = [(row["phase"], row["number"]) for row in rows if row["rank"] == "stage 0"]
+    assert [number for phase, number in first if phase == "forward"] == ["1", "2", "3"]
+    assert [number for phase, number in first if phase == "backward"] == ["1", "2", "3"]
+    assert {number for phase, number in first if phase == "wait"} == {""}
+
+
+def test_idle_time_is_what_is_neither_work_nor_waiting() -> None:
+    line = [Span("forward", 0.0, 1.0), Span("wait", 1.0, 4.0), Span("backward", 4.0, 5.0)]
+    assert timeline.busy(record(timeline=[line])) == [pytest.approx(0.4)]
+
+
+def test_curves_are_thinned_to_their_ends() -> None:
+    points = [
+        Evaluation(step=k, samples=k, seconds=k, loss=1, metric=1, test_loss=1) for k in range(1, 1_001)
+    ]
+    kept = learning.thin(points, 60)
+    assert len(kept) == 60
+    assert (kept[0].step, kept[-1].step) == (1, 1_000)
+
+
+def test_of_very_many_runs_some_are_drawn_and_the_others_counted() -> None:
+    figure = learning.figure(Findings(many(Path("x"), 400)))
+    assert figure is not None
+    assert re.fullmatch(r"3\d\d further runs are not drawn; all are in results.csv.", figure.left_out)
+    assert limited(1, "run") == "1 further run is not drawn; all are in results.csv."
+    assert limited(0, "run") == ""
+
+
+def test_a_quiet_machine_and_a_noisy_one() -> None:
+    times = [Calibration(f"2026-11-16T10:0{k}:00+00:00", s) for k, s in enumerate((0.2, 0.21, 0.25))]
+    noisy, quiet = machine.figure(of(calibrations=times)), machine.figure(of(calibrations=times[:2]))
+    assert noisy is not None
+    assert quiet is not None
+    assert "1 of 3 calibrations found it noisy" in noisy.sentence
+    assert "none of 2 calibrations found it noisy" in quiet.sentence
+    assert [row["state"] for row in noisy.panels[0].data["rows"]] == ["quiet", "quiet", "noisy"]
+
+
+def test_looks_stay_apart() -> None:
+    names = ["single", *(f"way {k}" for k in range(14))]
+    looks = palette.looks(names)
+    assert looks["single"].colour == palette.NEUTRAL
+    assert len({(look.colour, look.shape) for look in looks.values()}) == len(names)
+    assert len({look.shape for look in list(looks.values())[:7]}) >= 6, "not by colour alone"
+
+
+def test_numbers_are_short() -> None:
+    assert tidy(1 / 3) == 0.33333
+    assert tidy(float("nan")) is None
+    assert tidy(None) is None
+
+
+def test_a_run_is_repeated_by_its_command() -> None:
+    made = record(
+        strategy="average", strategy_options={"every": 8}, workers=2, batch=256, options={"width": 2}, seed=3
+    )
+    assert repeat.train(made) == (
+        "manyhands train mnist-mlp --strategy average --workers 2 --batch 256 --threads 1 "
+        "--recipe large-batch --epochs 3 --target 0.97 --seed 3 --set width=2 --set strategy.every=8"
+    )
