@@ -69,6 +69,10 @@ def test_one_worker_that_is_fastest_is_said_to():
     ]
 
 
+def test_what_takes_much_longer_is_told_in_times():
+    assert "allreduce, 2 workers, batch 256 takes 3.0x as long." in one(ALONE, gang(2, 3_413)).text
+
+
 def test_a_target_that_nobody_reached_is_said_to_be_and_speed_is_told_instead():
     late = {"steps_to_target": None, "metric": 0.952}
     found = one(

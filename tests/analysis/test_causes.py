@@ -246,8 +246,8 @@ def test_more_threads_than_cores_take_turns():
     assert verdict is not None
     assert verdict.lost == pytest.approx(0.5)
     assert verdict.text == (
-        "4 workers share 2 cores, so each waits 50 % of the time for its turn; with 4 cores the step could "
-        "be up to 2.00x faster."
+        "4 workers share 2 cores, so each waits up to 50 % of the time for its turn; with 4 cores the step "
+        "could be up to 2.00x faster."
     )
 
 

@@ -66,8 +66,7 @@ def test_a_study_names_its_largest_loss_and_where_it_was():
     assert found[0] == Verdict(
         "oversubscribed",
         "Most is lost by mnist-mlp, allreduce · 4 workers · batch 256: 4 workers share 2 cores, so each "
-        "waits 50 % "
-        "of the time for its turn; with 4 cores the step could be up to 2.00x faster.",
+        "waits up to 50 % of the time for its turn; with 4 cores the step could be up to 2.00x faster.",
         0.5,
     )
 

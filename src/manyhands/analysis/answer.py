@@ -76,7 +76,7 @@ def _answer(results: Results, task: str) -> Answer:
 def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:
     """Those for the target that most cells tried for: seconds to different targets do not compare."""
     targets = [each.target for each in tries]
-    chosen = max(targets, key=targets.count, default=None)
+    chosen = max(targets, key=lambda target: (targets.count(target), target), default=None)
     return [each for each in tries if each.target == chosen]
 
 
@@ -137,8 +137,8 @@ def _main(field: _Field, reached: bool, again: bool) -> str:
         return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
     if best is one:
         second = field.runners[1]
-        longer = words.percent(second.pace.median / best.pace.median - 1)
-        return f"{start} {best.name}: {best.shown}. Nothing else pays: {second.name} takes {longer} longer."
+        longer = takes(second.pace.median / best.pace.median)
+        return f"{start} {best.name}: {best.shown}. Nothing else pays: {second.name} {longer}."
     gained = faster(best, one)
     against = f"({best.shown} against {one.brief})"
     if gained.low <= 1:
@@ -163,9 +163,9 @@ def _threads(field: _Field) -> str:
         return f"What {field.every} does was not run."
     if best is every:
         other = field.several[0]
-        longer = words.percent(other.pace.median / best.pace.median - 1)
+        longer = takes(other.pace.median / best.pace.median)
         sure = "" if other.pace.low > best.pace.high else ", within the noise"
-        return f"Plain threads win: the best of several workers, {other.name}, takes {longer} longer{sure}."
+        return f"Plain threads win: the best of several workers, {other.name}, {longer}{sure}."
     if best.cell.workers == 1:
         return ""
     gained = faster(best, every)
@@ -243,6 +243,11 @@ def _noise(field: _Field) -> str:
 def times(ratio: float) -> str:
     """`1.9x`; three digits where two would say that nothing is gained."""
     return f"{ratio:.1f}x" if ratio >= 1.095 else f"{ratio:.2f}x"
+
+
+def takes(ratio: float) -> str:
+    """`takes 20 % longer`; from twice as long on `takes 2.0x as long`."""
+    return f"takes {words.percent(ratio - 1)} longer" if ratio < 2 else f"takes {ratio:.1f}x as long"
 
 
 def _capital(text: str) -> str:

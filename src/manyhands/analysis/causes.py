@@ -248,11 +248,9 @@ def oversubscribed(facts: Facts) -> Verdict | None:
     if threads > 1:
         who += f" x {threads} threads" if ranks > 1 else f" with {threads} threads"
     share = 1 - 1 / groups.crowding(record)
-    text = f"{who} {'share' if ranks > 1 else 'shares'} {words.plural(cores, 'core')}, so each waits"
-    text += (
-        f" {words.percent(share)} of the time for its turn; with {ranks * threads} cores the step could be"
-    )
-    return Verdict("oversubscribed", f"{text} up to {gain(share)} faster.", share)
+    text = f"{who} {'share' if ranks > 1 else 'shares'} {words.plural(cores, 'core')}, so each waits up to"
+    text += f" {words.percent(share)} of the time for its turn; with {ranks * threads} cores the step could"
+    return Verdict("oversubscribed", f"{text} be up to {gain(share)} faster.", share)
 
 
 def optimiser(facts: Facts) -> Verdict | None:

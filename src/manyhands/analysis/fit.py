@@ -79,7 +79,7 @@ def estimate(observations: tuple[Observation, ...]) -> Interval:
     drawn = []
     for _ in range(DRAWS):
         logs = np.where(points.censored, points.logs, centre + noise * random.standard_normal(len(noise)))
-        drawn.append(_solve(points._replace(logs=logs), start=best))
+        drawn.append(_solve(points._replace(logs=logs), near=best))
     return Interval(
         _interval(best.s_min, [each.s_min for each in drawn]),
         _interval(best.b_crit, [each.b_crit for each in drawn]),
@@ -100,39 +100,49 @@ def _model(batch: Numbers, curve: Fit) -> Numbers:
     return logs
 
 
-def _solve(points: _Points, start: Fit | None = None) -> Fit:
+def _solve(points: _Points, near: Fit | None = None) -> Fit:
     """Fitted as S = E_min/B + S_min: each end of the data speaks for one of the two."""
-    known = ~points.censored
-    batch, steps = points.batch[known], np.exp(points.logs[known])
-    least, most = float(batch.min()), float(batch.max())
-
-    def residuals(x: Numbers) -> Numbers:
-        curve = np.logaddexp(x[0] - np.log(points.batch), x[1])
-        missed = points.logs - curve
-        weighted: Numbers = np.where(points.censored, np.maximum(missed, 0.0), missed) / points.spread
-        return weighted
-
-    def slopes(x: Numbers) -> Numbers:
-        share = expit(x[0] - x[1] - np.log(points.batch))
-        counts = np.where(points.censored & (residuals(x) <= 0), 0.0, 1.0) / points.spread
-        return np.stack([-share * counts, -(1 - share) * counts], axis=1)
-
-    xtol = 1e-6 if start else 1e-12
-    samples, floor = math.log(float((batch * steps).min())), math.log(float(steps.min()))
-    # beyond these the curve is a straight line over all batches, and further along nothing changes
-    lower = [samples - math.log(2 * REACH), floor - math.log(REACH * most / least)]
-    upper = [samples + math.log(2 * REACH), floor + math.log(2 * REACH)]
-    starts = [[samples, floor], [samples, floor - 3.0]]
-    if start is not None:  # a resampled curve is near the one it came from
-        starts = [[math.log(start.s_min * start.b_crit), math.log(start.s_min)]]
+    lower, upper, starts = _room(points)
+    if near is not None:  # a resampled curve is not far from the one it came from
+        starts = [np.log([near.s_min * near.b_crit, near.s_min])]
+    precision = 1e-12 if near is None else 1e-6
     found = [
         least_squares(
-            residuals, np.clip(each, lower, upper), jac=slopes, bounds=(lower, upper), xtol=xtol, ftol=xtol
+            _residuals,
+            np.clip(start, lower, upper),
+            jac=_slopes,
+            bounds=(lower, upper),
+            xtol=precision,
+            ftol=precision,
+            args=(points,),
         )
-        for each in starts
+        for start in starts
     ]
-    examples, steps_ = min(found, key=lambda each: float(each.cost)).x
-    return Fit(math.exp(steps_), math.exp(examples - steps_))
+    samples, steps = min(found, key=lambda each: float(each.cost)).x
+    return Fit(math.exp(steps), math.exp(samples - steps))
+
+
+def _room(points: _Points) -> tuple[Numbers, Numbers, list[Numbers]]:
+    """Where log E_min and log S_min are sought, and from where: beyond it the curve is a straight line."""
+    known = ~points.censored
+    sizes, logs = np.log(points.batch[known]), points.logs[known]
+    corner = np.array([(sizes + logs).min(), logs.min()])
+    far = math.log(2 * REACH)
+    lower = corner - [far, far + sizes.max() - sizes.min()]
+    return lower, corner + far, [corner, corner - [0.0, 3.0]]
+
+
+def _residuals(x: Numbers, points: _Points) -> Numbers:
+    missed = points.logs - np.logaddexp(x[0] - np.log(points.batch), x[1])
+    counted: Numbers = np.where(points.censored, np.maximum(missed, 0.0), missed) / points.spread
+    return counted
+
+
+def _slopes(x: Numbers, points: _Points) -> Numbers:
+    share = expit(x[0] - x[1] - np.log(points.batch))  # of E_min/B in S
+    idle = points.censored & (_residuals(x, points) <= 0)
+    weight = np.where(idle, 0.0, -1.0 / points.spread)
+    return np.stack([share * weight, (1 - share) * weight], axis=1)
 
 
 def _misfit(points: _Points, curve: Fit) -> float:
