@@ -51,6 +51,34 @@ def test_one_run_alone_is_no_reason_to_fail(chart: object) -> None:
         altair_chart(figure).to_dict()
 
 
+ODD = {
+    "diverged": {"status": "diverged", "metric": None, "best_metric": None, "loss": None},
+    "no curve": {"curve": []},
+    "a curve without numbers": {
+        "curve": [
+            Evaluation(step=k, samples=k, seconds=0.0, loss=None, metric=None, test_loss=None)
+            for k in (1, 2, 3)
+        ]
+    },
+    "no pace": {"pace": [None, None], "steady_samples_per_second": None},
+    "no memory": {"memory": [], "peak_memory": 0},
+    "a lost rank": {"phases": [{}, {"forward": 1.0}], "timeline": [[], [Span("forward", 0.0, 1.0)]]},
+    "no time at all": {"seconds": 0.0, "training_seconds": 0.0, "timeline": [[Span("other", 0.0, 0.0)]]},
+    "interrupted": {"status": "interrupted", "timed": False},
+    "another metric": {"metric_name": "loss", "metric": 1e-9, "best_metric": 1e-9, "target": 1e-6},
+    "fresh only": {"staleness": {0: 10}},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_records_are_drawn_too(odd: str) -> None:
+    strange = record(strategy="allreduce", workers=2).model_copy(update=ODD[odd] | {"run": "strange"})
+    for findings in (of(strange), of(record(), strange, record(strategy="server", workers=2, batch=64))):
+        for chart in CHARTS:
+            if (figure := chart.figure(findings)) is not None:
+                altair_chart(figure).to_dict(validate=False)
+
+
 def test_names_are_the_address_of_a_chart() -> None:
     names = [chart.name for chart in CHARTS]
     assert len(set(names)) == len(names)

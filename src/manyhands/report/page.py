@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from manyhands.report.sections import ClaimShown
 from manyhands.results import Results
 
 __all__ = ["ClaimShown", "draw"]
+
+_VEGA = "/* vega */"  # stands for it until it is there
 
 
 class _Drawn(NamedTuple):
@@ -50,13 +52,17 @@ def draw(
     except OSError as error:
         raise cannot_write(folder, error) from error
     findings = Findings(results)
-    drawn = _figures(findings)
-    write_atomically(folder / "results.csv", table(findings).encode())
-    if pictures:
-        _clear(folder / "charts", {each.chart.name for each in drawn})
-        _write_pictures(folder / "charts", drawn)
     page = folder / "report.html"
-    write_atomically(page, _html(findings, drawn, folder, pictures, claim).encode())
+    # Drawing and bundling are not Python's work: they go on beside what is.
+    with ThreadPoolExecutor(2) as pool:
+        vega = pool.submit(_vega)
+        drawn = _figures(findings)
+        painted = _paint(pool, folder / "charts", drawn) if pictures else []
+        write_atomically(folder / "results.csv", table(findings).encode())
+        html = _html(findings, drawn, sections.Shown(folder, pictures), claim)
+        write_atomically(page, html.replace(_VEGA, vega.result(), 1).encode())
+        for picture in painted:
+            picture.result()
     return page
 
 
@@ -71,24 +77,17 @@ def _figures(findings: Findings) -> list[_Drawn]:
     return drawn
 
 
-def _clear(folder: Path, names: set[str]) -> None:
-    """Remove charts of an earlier drawing that this study no longer has numbers for."""
+def _paint(pool: Executor, folder: Path, drawn: list[_Drawn]) -> list[Future[None]]:
+    """Begin with every picture; remove those of an earlier drawing for which there are no numbers now."""
+    names = {each.chart.name for each in drawn}
     for chart in CHARTS:
         if chart.name not in names:
             for kind in ("png", "svg"):
                 (folder / f"{chart.name}.{kind}").unlink(missing_ok=True)
-
-
-def _write_pictures(folder: Path, drawn: list[_Drawn]) -> None:
-    with ThreadPoolExecutor(
-        2
-    ) as pool:  # the drawing is not Python's: one is painted while the next is laid out
-        done = [
-            pool.submit(pictures.write, folder, each.chart.name, each.chart.heading, each.figure)
-            for each in drawn
-        ]
-        for future in done:
-            future.result()
+    return [
+        pool.submit(pictures.write, folder, each.chart.name, each.chart.heading, each.figure)
+        for each in drawn
+    ]
 
 
 def table(findings: Findings) -> str:
@@ -101,13 +100,10 @@ def table(findings: Findings) -> str:
     return text.getvalue()
 
 
-def _html(
-    findings: Findings, drawn: list[_Drawn], folder: Path, pictured: bool, claim: ClaimShown | None
-) -> str:
+def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown, claim: ClaimShown | None) -> str:
     results = findings.results
     opening = next((each for each in drawn if each.chart is OPENING), None)
     others = [each for each in drawn if each is not opening]
-    show = sections.Shown(folder, pictured)
     parts = {
         "title": sections.text(results.title),
         "about": sections.text(results.about),
@@ -116,7 +112,9 @@ def _html(
         "answer": sections.answer(findings)
         + (sections.figure(opening.chart, opening.figure, opening.first, show) if opening else ""),
         "filter": sections.strategies(findings),
-        "contents": sections.contents([(each.chart.name, each.chart.heading) for each in others]),
+        "contents": sections.contents(
+            [(each.chart.name, each.chart.heading) for each in others], judged=bool(findings.verdicts)
+        ),
         "charts": "\n".join(sections.chart(each.chart, each.figure, each.first, show) for each in others),
         "verdicts": sections.verdicts(findings),
         "runs": sections.runs(findings, show),
@@ -125,7 +123,7 @@ def _html(
         "commands": sections.commands(findings),
         "version": sections.text(version("manyhands") or ""),
         "data": _data(drawn),
-        "vega": _vega(),
+        "vega": _VEGA,
         "style": _file("style.css"),
         "script": _file("page.js"),
     }

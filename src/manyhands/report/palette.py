@@ -122,7 +122,7 @@ def config(
                 "stroke": quiet,
                 "strokeDash": [4, 4],
                 "strokeWidth": 1.2,
-                "opacity": 0.8,
+                "strokeOpacity": 0.8,
             },
             "gap": {"stroke": paper, "strokeWidth": 0.6},
         },

@@ -145,15 +145,11 @@ def strategies(findings: Findings) -> str:
     return f'<div class="filter" role="group" aria-label="Strategies shown">{name}{boxes}</div>'
 
 
-def contents(charts: Iterable[tuple[str, str]]) -> str:
+def contents(charts: Iterable[tuple[str, str]], *, judged: bool) -> str:
     """Where to find what."""
-    more = [
-        ("verdicts", "Verdicts"),
-        ("runs", "All runs"),
-        ("missing", "What is not here"),
-        ("machine", "The machine"),
-        ("repeat", "Repeat it"),
-    ]
+    more = [("verdicts", "Verdicts")] if judged else []
+    more += [("runs", "All runs"), ("missing", "What is not here"), ("machine", "The machine")]
+    more += [("repeat", "Repeat it")]
     links = "".join(f'<a href="#{name}">{text(heading)}</a> ' for name, heading in [*charts, *more])
     return f'<nav class="contents" aria-label="Contents">{links}</nav>'
 

@@ -32,7 +32,8 @@ CHARTS = (
     Chart(
         "time-to-target",
         "Time to the target",
-        "Dark is quick. Rows are strategies and workers, columns batches; a dash never reached the target.",
+        "Dark is quick. Rows are strategies and workers, columns batches. A dash: not reached; "
+        "a dot: reached, but not timed.",
         target.heat_map,
     ),
     Chart(

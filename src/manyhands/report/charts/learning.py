@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import altair as alt
@@ -140,7 +141,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
         common.RUN,
     )
     layers: list[alt.Chart] = [
-        base.mark_line(strokeWidth=1.6, opacity=0.9).encode(strokeDash=dash),
+        base.mark_line(strokeWidth=1.6, strokeOpacity=0.9).encode(strokeDash=dash),
         base.mark_point(size=70, opacity=0).encode(tooltip=tip),  # unseen: something to point at
     ]
     if measure == "metric":
@@ -152,12 +153,17 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
     return common.layered(*layers)
 
 
+def _distance(record: RunRecord) -> float:
+    """From the target, whichever way the metric counts."""
+    return abs(record.best_metric - record.target) if record.best_metric is not None else math.inf
+
+
 def _sentence(task: str, drawn: list[RunRecord]) -> str:
     arrived = [record for record in drawn if record.target_samples is not None]
     name = drawn[0].metric_name
     target = words.threshold(drawn[0].target, name)
     if not arrived:
-        best = max(drawn, key=lambda record: record.best_metric or 0.0)
+        best = min(drawn, key=_distance)
         return (
             f"{task}: none of the runs drawn here reached {target}; the nearest is {groups.title(best)} "
             f"with {words.score(best.best_metric, name)}."

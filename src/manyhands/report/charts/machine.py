@@ -69,7 +69,7 @@ def figure(findings: Findings) -> Figure | None:
     view = common.layered(
         level.mark_rule(style="guide"),
         level.mark_text(style="note", align="left", x=4, dy=-6, text=f"noisy beyond {words.percent(NOISY)}"),
-        base.mark_line(strokeWidth=1, opacity=0.5, color="#0072b2"),
+        base.mark_line(strokeWidth=1, strokeOpacity=0.5, color="#0072b2"),
         base.mark_point(size=40).encode(color=colour, shape=shape, tooltip=tip),
     )
     limit: list[Row] = [{"slower": NOISY}] if worst > NOISY / 3 else []

@@ -72,7 +72,7 @@ def _panel(fit: Regimes) -> Panel:
     x["scale"] = alt.Scale(type="log", base=2, nice=False, domain=[low, high])
     if fit.b_crit is not None and fit.s_min is not None:
         data |= _fitted(fit, low, high)
-        layers += _drawn_fit(fit, x)
+        layers += _drawn_fit(data["critical"], x)
     base = common.rows().encode(x=x)
     y = alt.Y(
         "steps:Q",
@@ -89,14 +89,14 @@ def _panel(fit: Regimes) -> Panel:
         ("reached:N", "runs that reached it"),
     )
     arrived = base.transform_filter("datum.kind == 'measured'")
-    missed = base.transform_filter("datum.kind != 'measured'")
     layers += [
         arrived.mark_rule(style="ink", strokeWidth=1.4).encode(y=y, y2="high:Q").encode(y=alt.Y("low:Q")),
         arrived.mark_point(style="ink", size=70).encode(y=y, tooltip=tip),
-        missed.mark_point(style="ink", shape="triangle-up", filled=False, size=80).encode(
-            y="steps:Q", tooltip=tip
-        ),
     ]
+    if any(row["kind"] != "measured" for row in measured):
+        missed = base.transform_filter("datum.kind != 'measured'")
+        hollow = missed.mark_point(style="ink", shape="triangle-up", filled=False, size=80)
+        layers.append(hollow.encode(y="steps:Q", tooltip=tip))
     return Panel(
         _name(fit), common.layered(*layers), data, f"Steps to the target by batch. {_sentence(fit)}", 320
     )
@@ -146,27 +146,27 @@ def _critical(b_crit: Estimate, low: float, high: float) -> list[Row]:
     ]
 
 
-def _drawn_fit(fit: Regimes, x: alt.X) -> list[alt.Chart]:
+def _drawn_fit(critical: list[Row], x: alt.X) -> list[alt.Chart]:
     zones = common.rows("zones")
     scale = alt.Scale(domain=list(ZONES), range=list(ZONES.values()))
     bands = zones.mark_rect(opacity=0.12).encode(
         x=alt.X("begin:Q").scale(x["scale"]), x2="end:Q", color=alt.Color("zone:N", scale=scale, legend=None)
     )
     labels = zones.mark_text(style="note", y=10, baseline="middle").encode(x="middle:Q", text="label:N")
-    level = common.rows("critical")
-    return [
+    drawn = [
         bands,
         labels,
         common.rows("ideal").mark_line(style="guide").encode(x="batch:Q", y="ideal:Q"),
         common.rows("fit").mark_line(strokeWidth=2, color="#0072b2").encode(x=x, y="fit:Q"),
-        level.mark_rule(style="guide").encode(x="batch:Q", y=alt.value(20), y2=alt.value("height")),
-        level.mark_text(style="note", align="right", dx=-5, y="height", dy=-10)
-        .transform_filter("datum.right")
-        .encode(x="batch:Q", text="name:N"),
-        level.mark_text(style="note", align="left", dx=5, y="height", dy=-10)
-        .transform_filter("!datum.right")
-        .encode(x="batch:Q", text="name:N"),
     ]
+    for row in critical:
+        level = common.rows("critical").encode(x="batch:Q")
+        side: Any = {"align": "right", "dx": -5} if row["right"] else {"align": "left", "dx": 5}
+        drawn += [
+            level.mark_rule(style="guide").encode(y=alt.value(20), y2=alt.value("height")),
+            level.mark_text(style="note", y="height", dy=-10, **side).encode(text="name:N"),
+        ]
+    return drawn
 
 
 def noise(findings: Findings) -> Figure | None:

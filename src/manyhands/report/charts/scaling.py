@@ -104,7 +104,7 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
         .mark_text(style="note", align="right", dx=-8, dy=-2, text="ideal")
         .transform_filter(alt.datum.workers == most)
         .encode(x="workers:Q", y="ideal:Q"),
-        base.mark_line(opacity=0.85).encode(y=y),
+        base.mark_line(strokeOpacity=0.85).encode(y=y),
         base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
         base.mark_point().encode(y="speed_up:Q", shape=shape, tooltip=tip),
     ]
@@ -115,7 +115,7 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
     shown = _sentence(curves, data)
     second = [
         guide.encode(y=alt.Y("one:Q")),
-        base.mark_line(opacity=0.85).encode(
+        base.mark_line(strokeOpacity=0.85).encode(
             y=alt.Y(
                 "efficiency:Q",
                 title="efficiency (speed-up a worker)",

@@ -95,8 +95,8 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
     }
     seconds = each.best_seconds
     if seconds is None:
-        what = "not reached" if not each.reached else "not timed"
-        return row | {"seconds": None, "label": "–", "shown": what, "bright": False}
+        what, label = ("not timed", "·") if each.reached else ("not reached", "–")
+        return row | {"seconds": None, "label": label, "shown": what, "bright": False}
     share = (math.log(seconds) - low) / ((high - low) or 1.0)
     more = " (seconds a step x steps)"
     if each.seconds is not None:
@@ -152,7 +152,8 @@ def _map(task: str, data: list[Row], one: ToTarget, text: str) -> Panel:
         f"{task} · seconds to {target} {one.metric_name}",
         common.layered(cells.transform_filter("datum.seconds != null"), numbers, nothing),
         {"rows": data},
-        f"Map of seconds to the target by strategy, workers and batch. {text} A dash: not reached.",
+        f"Map of seconds to the target by strategy, workers and batch. {text} "
+        "A dash: not reached; a dot: not timed.",
         step=27,
     )
 
