@@ -66,7 +66,10 @@ def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[s
     wide = any(panel.wide for panel in figure.panels)
     chart = alt.concat(*views, columns=1 if wide else min(2, len(views)), spacing=36)
     chart = chart.resolve_scale(color="independent", shape="independent", strokeDash="independent")
-    chart = chart.properties(config=palette.config())
+    look = palette.config()
+    look["padding"] = 14
+    look["legend"]["columns"] = 7 if wide else 4  # a longer one would push the panels apart
+    chart = chart.properties(config=look)
     if heading:
         chart = chart.properties(title=alt.TitleParams(heading, fontSize=17, offset=16))
     return chart, data
