@@ -16,11 +16,11 @@ from manyhands.arrange import arrange
 from manyhands.errors import UsageError
 from manyhands.folder import RunFolder
 from manyhands.launchers.local import Local
-from manyhands.progress import Silent
 from manyhands.record import RunRecord
 from manyhands.spec import RunSpec
-from manyhands.study import grid
+from manyhands.study import file
 from manyhands.study.execute import execute
+from manyhands.study.view import NoView
 
 # Dropout and batch norm on both sides of the cut: whatever is not restored, shows.
 TASKS = """
@@ -143,28 +143,27 @@ def test_the_number_of_micro_batches_is_found_once(
 ) -> None:
     """Written down, kept when the run goes on, and a finished cell of a study is not run again."""
     (here / "study.toml").write_text(
-        "[[grid]]\ntask = 'digits-mlp'\nbatch = 20\nsamples = 100\n"
-        "strategy = 'pipeline'\nworkers = 2\nthreads = 1\n"
+        "keep_models = true\n[[grid]]\ntask = 'digits-mlp'\nbatch = 20\nsamples = 100\n"
+        "strategy = 'pipeline'\nworkers = 2\nthreads = 1\ntimed = false\n"
     )
-    study = grid.read(here / "study.toml")
-    [cell] = execute(study, here / "results", Silent, lambda text: None)
-    assert cell.record is not None
-    folder = Path(cell.record.run)
+    study = file.read(here / "study.toml")
+    [record] = execute(study, here / "results", NoView()).records
+    folder = Path(record.run)
     chosen = RunFolder(folder).spec().strategy_options["micro_batches"]
     assert chosen in (1, 2)  # four would have five samples each: too small to be fast
-    assert cell.record.spec.micro_batches == chosen
+    assert record.spec.micro_batches == chosen
 
     def never(*_: Any) -> RunSpec:
         raise AssertionError("it was measured again")
 
     monkeypatch.setattr(split, "with_micro_batches", never)
     stamp = (folder / "result.json").stat().st_mtime_ns
-    [again] = execute(study, here / "results", Silent, lambda text: None)
-    assert again.record == cell.record
+    [again] = execute(study, here / "results", NoView()).records
+    assert again == record
     assert (folder / "result.json").stat().st_mtime_ns == stamp
     longer = resume(folder, samples=200)
     assert (longer.spec.micro_batches, longer.resumed) == (chosen, 1)
-    assert longer.samples > cell.record.samples
+    assert longer.samples > record.samples
 
 
 @pytest.mark.usefixtures("_briefly")

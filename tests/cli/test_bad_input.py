@@ -460,11 +460,11 @@ TABLE = {
     ),
     "an unknown key in a study": (
         "study wrong.toml",
-        "wrong.toml has no key 'gird' (did you mean 'grid'? known: name, fallback, grid)",
+        "wrong.toml, line 1: a study has no key 'gird' (did you mean 'grid'? known: name, title, ",
     ),
     "an unknown setting in a study": (
         "study setting.toml",
-        "a run has no setting 'batches' (did you mean 'batch'? known: task, options, ",
+        "setting.toml, line 3: a grid has no key 'batches' (did you mean 'batch'? known: task, options, ",
     ),
 }
 

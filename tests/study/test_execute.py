@@ -22,7 +22,15 @@ from manyhands.study.view import NoView
 Read = Callable[[str], Study]
 pytestmark = pytest.mark.usefixtures("one_core")
 
-SMALL = "name = 'small'\n[[grid]]\ntask = 'quadratic'\nbatch = [50, 100]\nepochs = 2\nseed = [0, 1]\n"
+SMALL = """
+name = 'small'
+[[grid]]
+task = 'quadratic'
+threads = 1
+batch = [50, 100]
+epochs = 2
+seed = [0, 1]
+"""
 
 
 def events(out: Path, kind: str) -> list[dict[str, Any]]:

@@ -134,6 +134,11 @@ BAD = {
     "no budget": ("budget = 0\n" + GRID, "s.toml, line 1: budget must be a time such as "),
     "price": ("price = -1\n" + GRID, "s.toml, line 1: price must be a number above 0, got -1"),
     "claim": ("claim = 3\n" + GRID, "s.toml, line 1: claim must be text, got 3"),
+    "unknown claim": (
+        "claim = 'ofload'\n" + GRID,
+        "s.toml, line 1: unknown claim 'ofload' (did you mean 'offload'? known: large-batch, critical-batch, "
+        "noise-scale, data-or-model, more-workers, asynchrony, averaging, offload)",
+    ),
     "name": ("name = 'a/b'\n" + GRID, "s.toml, line 1: name must do as a folder's name, got 'a/b'"),
     "fallback": (
         "fallback = 'digit-mlp'\n" + GRID,
@@ -177,10 +182,10 @@ def test_lists_become_cells_the_last_key_first(study: Read) -> None:
 
 def test_facts(study: Read) -> None:
     found = study(
-        "name = 'n'\ntitle = 'T'\nabout = 'A.'\nclaim = 'c'\nprice = 0.9\ncurrency = 'EUR'\n\n"
+        "name = 'n'\ntitle = 'T'\nabout = 'A.'\nclaim = 'offload'\nprice = 0.9\ncurrency = 'EUR'\n\n"
         "budget = '1 h 30 min'\nkeep_models = true\nfallback = 'digits-mlp'\n" + GRID
     )
-    assert (found.name, found.title, found.about, found.claim) == ("n", "T", "A.", "c")
+    assert (found.name, found.title, found.about, found.claim) == ("n", "T", "A.", "offload")
     assert (found.price, found.currency, found.budget, found.keep_models) == (0.9, "EUR", 5400.0, True)
 
 

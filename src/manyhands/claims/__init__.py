@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from manyhands.claims.averaging import AVERAGING
-from manyhands.claims.base import Claim, Finding
+from manyhands.claims.base import Claim, Finding, Settled
 from manyhands.claims.batches import CRITICAL_BATCH, LARGE_BATCH, NOISE_SCALE
 from manyhands.claims.memory import OFFLOAD
 from manyhands.claims.workers import ASYNCHRONY, DATA_OR_MODEL, MORE_WORKERS
+from manyhands.results import Results
 
 CLAIMS: dict[str, Claim] = {
     claim.name: claim
@@ -22,4 +23,11 @@ CLAIMS: dict[str, Claim] = {
     )
 }
 
-__all__ = ["CLAIMS", "Claim", "Finding"]
+
+def settle(results: Results) -> Settled | None:
+    """What a study says of the claim that it is about, if it is about one."""
+    claim = CLAIMS.get(results.claim or "")
+    return Settled(claim, claim.judge(results)) if claim is not None else None
+
+
+__all__ = ["CLAIMS", "Claim", "Finding", "Settled", "settle"]

@@ -34,6 +34,20 @@ class Claim(NamedTuple):
     judge: Callable[[Results], Finding]
 
 
+class Settled(NamedTuple):
+    """A claim beside what was found."""
+
+    claim: Claim
+    finding: Finding
+
+    @property
+    def text(self) -> str:
+        """The claim in one line, the verdict and its numbers in another."""
+        verdict = self.finding.verdict
+        said = f"{self.claim.statement} ({self.claim.source})"
+        return f"{said}\n{verdict[0].upper()}{verdict[1:]}: {self.finding.text}"
+
+
 def unsettled(reason: str) -> Finding:
     """Too little was run."""
     return Finding(None, reason)

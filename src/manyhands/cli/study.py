@@ -83,6 +83,7 @@ def _print(results: Results) -> None:
     """The table, what is not in it and why, and the answer."""
     from manyhands import words
     from manyhands.analysis.answer import answers
+    from manyhands.claims import settle
     from manyhands.study.sheet import cell_title
     from manyhands.study.table import draw_all
 
@@ -96,9 +97,13 @@ def _print(results: Results) -> None:
             print(f"  and {len(results.excluded) - SHOWN} more")
     for reason, count in Counter(reason for _, reason in results.left).items():
         print(f"left: {words.plural(count, 'cell')}: {reason}")
+    width = min(wide, 110) if sys.stdout.isatty() else 10_000
     for answer in answers(results):
-        width = min(wide, 110) if sys.stdout.isatty() else 10_000
         print(textwrap.fill(f"answer: {answer.text}", width, subsequent_indent=" " * 8))
+    if (settled := settle(results)) is not None:
+        claim, verdict = settled.text.split("\n")
+        print(textwrap.fill(f"claim: {claim}", width, subsequent_indent=" " * 7))
+        print(textwrap.fill(verdict, width, initial_indent=" " * 7, subsequent_indent=" " * 7))
 
 
 def _report(results: Results, quiet: bool) -> None:

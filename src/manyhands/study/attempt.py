@@ -65,8 +65,13 @@ def _can_go_on(folder: RunFolder, resolved: RunSpec) -> bool:
     return folder.exists() and folder.checkpoints.is_dir() and not folder.spec().differences(resolved)
 
 
+def apart(spec: RunSpec) -> RunSpec:
+    """One worker in a process of its own too: the peak of its memory is its own, and so is its allocator."""
+    return spec.replace(launcher="local") if spec.launcher == "inline" else spec
+
+
 def attempt_quietly(spec: RunSpec, path: Path) -> RunRecord:
-    """The same in a process of a pool."""
+    """The same in a process of a pool, which is its own already."""
     return attempt(spec, path, Silent())
 
 
@@ -74,4 +79,5 @@ def tidy(path: Path) -> None:
     """Delete what nobody reads of a cell that is finished: a study of a large model would fill the disk."""
     folder = RunFolder(path)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    shutil.rmtree(path / "logs", ignore_errors=True)
     folder.model.unlink(missing_ok=True)

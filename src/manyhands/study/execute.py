@@ -18,7 +18,7 @@ from manyhands.errors import DataUnavailableError, InterruptedRunError, Manyhand
 from manyhands.record import Observer, RunRecord
 from manyhands.results import Cell, JournalWriter, Results, StudyFolder
 from manyhands.study import calibration
-from manyhands.study.attempt import CannotWorkError, attempt, is_settled, ruled_out, tidy
+from manyhands.study.attempt import CannotWorkError, apart, attempt, is_settled, ruled_out, tidy
 from manyhands.study.beside import beside
 from manyhands.study.file import Study
 from manyhands.study.history import History
@@ -216,7 +216,7 @@ class Execution:
         self._tidy(done.run)
 
     def _attempt(self, entry: Entry, name: str) -> RunRecord:
-        return attempt(entry.cell.spec, self._folder.path / name, self._view.observer(entry))
+        return attempt(apart(entry.cell.spec), self._folder.path / name, self._view.observer(entry))
 
     def _outcome(
         self, entry: Entry, name: str, result: Callable[[], RunRecord], tried: bool = False

@@ -13,6 +13,7 @@ from typing import Any
 
 import manyhands
 from manyhands import axes
+from manyhands.claims import CLAIMS
 from manyhands.errors import UsageError, choices, unknown
 from manyhands.recipes import RECIPES
 from manyhands.results import Cell, Without
@@ -161,6 +162,9 @@ class _File:
         fallback = content.get("fallback")
         if fallback is not None and fallback not in TASKS:
             raise SlipError("fallback", str(unknown("task", fallback, TASKS)))
+        claim = content.get("claim")
+        if claim is not None and claim not in CLAIMS:
+            raise SlipError("claim", str(unknown("claim", claim, CLAIMS)))
         _must(
             "price", content.get("price", 1), lambda value: _number(value) and value > 0, "a number above 0"
         )
