@@ -121,6 +121,34 @@ def test_a_target_that_nobody_reached_is_a_dash_or_no_map() -> None:
     assert labels[128] == ("3.8", "3.8 s")
 
 
+@pytest.mark.parametrize(
+    ("critical", "sentence"),
+    [
+        (
+            400,
+            r"the critical batch is \d+ \(\d+ to [\d,]+\); doubling the batch nearly halves the steps up to ",
+        ),
+        (
+            8,
+            r"the critical batch is .*; from batch 32, the smallest that was run, doubling the batch does not ",
+        ),
+        (
+            40_000,
+            r"up to batch 1,024, the largest that got there, doubling the batch nearly halves the steps; ",
+        ),
+    ],
+)
+def test_regimes_are_told_as_far_as_batches_were_run(critical: int, sentence: str) -> None:
+    batches = (32, 64, 128, 256, 512, 1024)
+    runs = [
+        record(batch=batch, steps_to_target=round(100 * (1 + critical / batch)), epochs=90.0)
+        for batch in batches
+    ]
+    figure = regimes.figure(of(*runs))
+    assert figure is not None
+    assert re.search(sentence, figure.sentence), figure.sentence
+
+
 def test_the_largest_loss_is_named() -> None:
     phases = {"forward": 0.004, "backward": 0.006, "communication": 0.01}
     figure = step.breakdown(of(record(strategy="allreduce", workers=2, phases=phases)))

@@ -107,6 +107,16 @@ def test_a_single_run_makes_a_page(tmp_path: Path) -> None:
     assert 'class="filter"' not in text, "nothing to choose from"
 
 
+def test_a_study_that_was_not_timed_opens_with_what_it_has(tmp_path: Path) -> None:
+    runs = [
+        record(batch=b, steps_to_target=round(100 * (1 + 90 / b)), timed=False) for b in (32, 64, 128, 256)
+    ]
+    text = draw(Results(tmp_path, "x", "x", records=runs), pictures=False).read_text()
+    answer = text[text.index('class="answer"') : text.index('class="contents"')]
+    assert 'data-chart="steps-to-target"' in answer
+    assert "critical batch" in answer
+
+
 def test_what_nobody_reached_is_said(tmp_path: Path) -> None:
     runs = [record(steps_to_target=None, batch=batch) for batch in (64, 128)]
     text = draw(Results(tmp_path, "x", "x", records=runs), pictures=False).read_text()

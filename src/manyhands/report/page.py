@@ -102,7 +102,8 @@ def table(findings: Findings) -> str:
 
 def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown, claim: ClaimShown | None) -> str:
     results = findings.results
-    opening = next((each for each in drawn if each.chart is OPENING), None)
+    # where nothing was timed there are no best strategies to show, and the first chart opens the page
+    opening = next((each for each in drawn if each.chart is OPENING), drawn[0] if drawn else None)
     others = [each for each in drawn if each is not opening]
     parts = {
         "title": sections.text(results.title),
@@ -110,7 +111,7 @@ def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown, claim: 
         "facts": sections.facts(findings),
         "claim": sections.claim(claim),
         "answer": sections.answer(findings)
-        + (sections.figure(opening.chart, opening.figure, opening.first, show) if opening else ""),
+        + (sections.opening(*opening, show, told=opening.chart is OPENING) if opening else ""),
         "filter": sections.strategies(findings),
         "contents": sections.contents(
             [(each.chart.name, each.chart.heading) for each in others], judged=bool(findings.verdicts)

@@ -162,6 +162,12 @@ def chart(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
     )
 
 
+def opening(of: Chart, drawn: Figure, first: int, show: Shown, *, told: bool) -> str:
+    """The picture beside the answer, with its sentence where the answer does not say it."""
+    words_ = "" if told else sentences(drawn.sentence)
+    return words_ + figure(of, drawn, first, show)
+
+
 def figure(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
     """The panels with a text alternative and their numbers; pictures where scripts are off."""
     panels = []

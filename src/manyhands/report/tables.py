@@ -67,6 +67,7 @@ COLUMNS = (
     Column("MB a step", _times("bytes_a_step", 1e-6, ",.2f")),
     Column("memory MB", _times("memory", 1e-6, ",.0f")),
     Column("recipe", _text("recipe"), number=False),
+    Column("lr", _as("lr", ".4g")),
     Column("seed", _as("seed", ".0f")),
     Column("verdict", _text("verdict"), number=False),
 )
@@ -75,7 +76,7 @@ COLUMNS = (
 def runs(findings: Findings, link: Callable[[str], str]) -> str:
     """The section; of very many runs the first thousand, all are in results.csv."""
     rows = findings.rows[:MOST]
-    shown = [column for column in COLUMNS if any(column.show(row) not in ("–", "") for row in rows)]
+    shown = [column for column in COLUMNS if any(column.show(row) not in ("–", "", "0.00") for row in rows)]
     head = "".join(
         f'<th scope="col"{_kind(column)}><button type="button">{escape(column.heading)}</button></th>'
         for column in [*shown, Column("run", _text("run"), number=False)]

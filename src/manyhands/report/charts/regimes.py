@@ -35,19 +35,33 @@ def _name(fit: Regimes) -> str:
     return f"{fit.task} · {fit.label}" if fit.label else fit.task
 
 
+def _round(value: float) -> str:
+    """Two digits: a fit knows no more."""
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
 def _between(estimate: Estimate) -> str:
-    return f"{estimate.value:,.0f} ({estimate.low:,.0f} to {estimate.high:,.0f})"
+    return f"{_round(estimate.value)} ({_round(estimate.low)} to {_round(estimate.high)})"
 
 
 def _sentence(fit: Regimes) -> str:
+    """Where doubling the batch stops halving the steps, or that this lies outside of what was run."""
     if fit.b_crit is None or fit.perfect_until is None:
         return f"{_name(fit)}: no fit, {fit.problem or 'too few batches reached the target'}."
-    text = (
-        f"{_name(fit)}: the critical batch is {_between(fit.b_crit)}; doubling the batch nearly halves "
-        f"the steps up to about {fit.perfect_until.value:,.0f}"
-    )
-    if fit.maximal_from is not None:
-        text += f" and saves almost none from {fit.maximal_from.value:,.0f} on"
+    batches = [point.batch for point in fit.points if point.steps is not None]
+    least, most = min(batches), max(batches)
+    if fit.perfect_until.value >= most:
+        return (
+            f"{_name(fit)}: up to batch {most:,}, the largest that got there, doubling the batch nearly "
+            f"halves the steps; the critical batch lies beyond, at {_round(fit.b_crit.low)} or more."
+        )
+    if fit.perfect_until.value < least:
+        text = f"from batch {least:,}, the smallest that was run, doubling the batch does not halve the steps"
+    else:
+        text = f"doubling the batch nearly halves the steps up to about {_round(fit.perfect_until.value)}"
+    text = f"{_name(fit)}: the critical batch is {_between(fit.b_crit)}; {text}"
+    if fit.maximal_from is not None and fit.maximal_from.value <= 4 * most:
+        text += f" and saves almost none from {_round(fit.maximal_from.value)} on"
     return text + "."
 
 
