@@ -130,7 +130,7 @@ def test_a_target_that_nobody_reached_is_a_dash_or_no_map() -> None:
         ),
         (
             8,
-            r"the critical batch is .*; from batch 32, the smallest that was run, doubling the batch does not ",
+            r"the critical batch is .*; from batch 32, the smallest that was run, doubling the batch does",
         ),
         (
             40_000,
