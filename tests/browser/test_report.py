@@ -6,13 +6,14 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from manyhands.report.charts import CHARTS
-from manyhands.report.page import ClaimShown, draw
+from manyhands.report.page import draw
 from report.samples import rich
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -26,8 +27,8 @@ SEVEN = ("single", "allreduce", "average", "server", "hogwild", "layers", "pipel
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    claim = ClaimShown("Claims can be shown.", "holds here", True, "1 is 1.", [{"one": 1.0}])
-    return draw(rich(tmp_path_factory.mktemp("study")), pictures=False, claim=claim)
+    study = replace(rich(tmp_path_factory.mktemp("study")), claim="averaging")
+    return draw(study, pictures=False)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +235,7 @@ def test_the_table_sorts_numbers_as_numbers(tab: Tab) -> None:
 def test_it_begins_with_the_claim_and_the_answer(tab: Tab) -> None:
     tab.open()
     text = tab.run("return document.querySelector('main').innerText")
-    claim, answer, filter_ = text.index("Holds here"), text.index("For mnist-mlp"), text.index("show\n")
+    claim, answer, filter_ = text.index("Not settled here"), text.index("For mnist-mlp"), text.index("show\n")
     assert claim < answer < filter_
     assert tab.run("return document.querySelector('.answer .chart').getBoundingClientRect().top") < 1100
     assert "manyhands study default" in text

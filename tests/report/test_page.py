@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.claims import Claim, Finding, Settled
 from manyhands.errors import StorageError, UsageError
+from manyhands.report import page as pages
 from manyhands.report.charts import CHARTS
-from manyhands.report.page import ClaimShown, draw
+from manyhands.report.page import draw
 from manyhands.results import Results
 from manyhands.testing.records import record
 from report.samples import many, rich
@@ -78,11 +80,14 @@ def test_every_run_is_a_row_with_a_way_to_it(study: Path) -> None:
     assert all(way.endswith("/result.json") for way in ways)
 
 
-def test_hostile_words_stay_words(tmp_path: Path) -> None:
+def test_hostile_words_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evil = '</script><script>alert("1")</script><img src=x onerror=alert(1)>'
     runs = [record(), record(strategy="average", workers=2, strategy_options={"outer": evil})]
-    claim = ClaimShown(evil, evil, None, evil, [{evil: evil}])
-    page = draw(Results(tmp_path, evil, evil, about=evil, records=runs), pictures=False, claim=claim)
+    found = Settled(
+        Claim(evil, evil, evil, lambda _: Finding(None, [])), Finding(None, [evil], [{evil: evil}])
+    )
+    monkeypatch.setattr(pages, "settle", lambda _: found)
+    page = draw(Results(tmp_path, evil, evil, about=evil, records=runs), pictures=False)
     text = page.read_text()
     assert "<script>alert" not in text
     assert "<img src=x" not in text
@@ -90,13 +95,16 @@ def test_hostile_words_stay_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("holds", "kind"), [(True, "holds"), (False, "fails"), (None, "open")])
-def test_a_claim_stands_first(tmp_path: Path, holds: bool | None, kind: str) -> None:
-    claim = ClaimShown(
-        "Batches double.", "a verdict", holds, "With 3 numbers.", [{"batch": 64, "share": 0.123456}]
-    )
-    text = draw(Results(tmp_path, "x", "x", records=[record()]), pictures=False, claim=claim).read_text()
+def test_a_claim_stands_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds: bool | None, kind: str
+) -> None:
+    finding = Finding(holds, ["With 3 numbers"], [{"batch": 64, "share": 0.123456}])
+    claim = Claim("doubling", "Batches double.", "Somebody 2018", lambda _: finding)
+    monkeypatch.setattr(pages, "settle", lambda _: Settled(claim, finding))
+    text = draw(Results(tmp_path, "x", "x", records=[record()]), pictures=False).read_text()
     assert text.index(f'class="claim {kind}"') < text.index('class="answer"')
-    assert "A verdict" in text
+    assert f"{finding.verdict[0].upper()}{finding.verdict[1:]}</p>" in text
+    assert "<cite>Somebody 2018</cite>" in text
     assert "0.1235" in text
 
 

@@ -40,7 +40,7 @@ def _judge(results: Results) -> Finding:
             )
         )
     if not parts:
-        return unsettled("it takes strategy average with every 1, some number of steps, and end.")
+        return unsettled("it takes strategy average with every 1, some number of steps, and end")
     return together(parts, table)
 
 

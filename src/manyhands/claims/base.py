@@ -11,11 +11,17 @@ Row = dict[str, object]
 
 
 class Finding(NamedTuple):
-    """Whether a claim holds on this machine, in a sentence or two, and the numbers behind it."""
+    """Whether a claim holds on this machine, what says so, and the numbers behind it."""
 
     holds: bool | None  # none: these records do not settle it
-    text: str
+    points: Sequence[str]
     table: Sequence[Row] = ()
+    beside: str = ""  # what was found elsewhere, to compare with
+
+    @property
+    def text(self) -> str:
+        """All of it in a paragraph."""
+        return f"{'; '.join(self.points)}. {self.beside}".strip()
 
     @property
     def verdict(self) -> str:
@@ -50,9 +56,9 @@ class Settled(NamedTuple):
 
 def unsettled(reason: str) -> Finding:
     """Too little was run."""
-    return Finding(None, reason)
+    return Finding(None, [reason])
 
 
-def together(parts: list[tuple[bool, str]], table: list[Row]) -> Finding:
+def together(parts: list[tuple[bool, str]], table: list[Row], beside: str = "") -> Finding:
     """A claim that holds where all of its parts do."""
-    return Finding(all(holds for holds, _ in parts), "; ".join(text for _, text in parts) + ".", table)
+    return Finding(all(holds for holds, _ in parts), [text for _, text in parts], table, beside)

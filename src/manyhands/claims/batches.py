@@ -44,7 +44,7 @@ def _large_batch(results: Results) -> Finding:
             kept = lost <= LOST and not row.diverged
             parts.append((kept is keeps, f"{_beginning(task, parts)}{_told(row, lost, kept)}"))
     if not parts:
-        return unsettled(f"it takes batches that grow {GROWTH}x, with and without scaling and warm-up.")
+        return unsettled(f"it takes batches that grow {GROWTH}x, with and without scaling and warm-up")
     return together(parts, table)
 
 
@@ -92,9 +92,8 @@ def _critical_batch(results: Results) -> Finding:
             )
         )
     if not parts:
-        return unsettled("it takes steps to a target at four batches or more.")
-    finding = together(parts, table)
-    return finding._replace(text=f"{finding.text} {_beside_published()}")
+        return unsettled("it takes steps to a target at four batches or more")
+    return together(parts, table, _published())
 
 
 def _slope(batch: int, steps: float, larger: int, fewer: float) -> float:
@@ -113,7 +112,7 @@ def _steps_row(fit: Regimes, batch: int, steps: float) -> Row:
     }
 
 
-def _beside_published() -> str:
+def _published() -> str:
     batches = sorted(PUBLISHED)
     steep = _slope(batches[0], PUBLISHED[batches[0]], 32, PUBLISHED[32])
     flat = _slope(2048, PUBLISHED[2048], batches[-1], PUBLISHED[batches[-1]])
@@ -148,10 +147,8 @@ def _noise_scale(results: Results) -> Finding:
             }
         )
     if not parts:
-        return unsettled("it takes runs with noise_scale, and steps to a target at four batches or more.")
-    finding = together(parts, table)
-    beside = "Published (McCandlish et al. 2018, MNIST): 900 and 200, 4.5x apart."
-    return finding._replace(text=f"{finding.text} {beside}")
+        return unsettled("it takes runs with noise_scale, and steps to a target at four batches or more")
+    return together(parts, table, "Published (McCandlish et al. 2018, MNIST): 900 and 200, 4.5x apart.")
 
 
 LARGE_BATCH = Claim(

@@ -59,7 +59,7 @@ def _judge(results: Results) -> Finding:
                 )
             )
     if not parts:
-        return unsettled("it takes timed runs with offload none and with another one.")
+        return unsettled("it takes timed runs with offload none and with another one")
     return together(parts, table)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import vl_convert
 
+from manyhands.claims import settle
 from manyhands.environment import version
 from manyhands.errors import UsageError
 from manyhands.files import cannot_write, write_atomically
@@ -20,10 +21,7 @@ from manyhands.report import palette, pictures, sections
 from manyhands.report.charts import CHARTS, OPENING
 from manyhands.report.figure import Chart, Figure, Panel
 from manyhands.report.findings import Findings
-from manyhands.report.sections import ClaimShown
 from manyhands.results import Results
-
-__all__ = ["ClaimShown", "draw"]
 
 _VEGA = "/* vega */"  # stands for it until it is there
 
@@ -39,7 +37,6 @@ def draw(
     out: Path | None = None,
     *,
     pictures: bool = True,
-    claim: ClaimShown | None = None,
 ) -> Path:
     """Write report.html, results.csv and charts beside the runs, or into `out`; return the page's path."""
     if not results.records:
@@ -59,7 +56,7 @@ def draw(
         drawn = _figures(findings)
         painted = _paint(pool, folder / "charts", drawn) if pictures else []
         write_atomically(folder / "results.csv", table(findings).encode())
-        html = _html(findings, drawn, sections.Shown(folder, pictures), claim)
+        html = _html(findings, drawn, sections.Shown(folder, pictures))
         write_atomically(page, html.replace(_VEGA, vega.result(), 1).encode())
         for picture in painted:
             picture.result()
@@ -100,7 +97,7 @@ def table(findings: Findings) -> str:
     return text.getvalue()
 
 
-def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown, claim: ClaimShown | None) -> str:
+def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown) -> str:
     results = findings.results
     # where nothing was timed there are no best strategies to show, and the first chart opens the page
     opening = next((each for each in drawn if each.chart is OPENING), drawn[0] if drawn else None)
@@ -109,7 +106,7 @@ def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown, claim: 
         "title": sections.text(results.title),
         "about": sections.text(results.about),
         "facts": sections.facts(findings),
-        "claim": sections.claim(claim),
+        "claim": sections.claim(settle(results)),
         "answer": sections.answer(findings)
         + (sections.opening(*opening, show, told=opening.chart is OPENING) if opening else ""),
         "filter": sections.strategies(findings),

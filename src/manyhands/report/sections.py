@@ -12,22 +12,13 @@ from typing import Any, NamedTuple
 from manyhands import words
 from manyhands.analysis.answer import Answer
 from manyhands.analysis.stats import NOISY
+from manyhands.claims import Settled
 from manyhands.report import palette, repeat
 from manyhands.report.figure import Chart, Figure
 from manyhands.report.findings import Findings
 from manyhands.results import Without
 
-MOST_REASONS, MOST_NAMES, MOST_VERDICTS = 40, 12, 10
-
-
-class ClaimShown(NamedTuple):
-    """What a study says of the published claim it is about."""
-
-    statement: str
-    verdict: str
-    holds: bool | None
-    text: str
-    table: list[dict[str, object]]
+MOST_REASONS, MOST_NAMES, MOST_VERDICTS, MOST_POINTS = 40, 12, 10, 9
 
 
 class Shown(NamedTuple):
@@ -82,16 +73,21 @@ def facts(findings: Findings) -> str:
     return text(" · ".join(parts))
 
 
-def claim(shown: ClaimShown | None) -> str:
+def claim(settled: Settled | None) -> str:
     """The claim and its verdict, before anything else."""
-    if shown is None:
+    if settled is None:
         return ""
-    kind = {True: "holds", False: "fails", None: "open"}[shown.holds]
-    rows = grid(shown.table) if shown.table else ""
+    said, found = settled
+    kind = {True: "holds", False: "fails", None: "open"}[found.holds]
+    rows = f"<details><summary>Numbers</summary>{grid(found.table)}</details>" if found.table else ""
+    points = "".join(f"<li>{text(upper(point))}</li>" for point in found.points[:MOST_POINTS])
+    if (more := len(found.points) - MOST_POINTS) > 0:
+        points += f"<li>and {more} more, in the numbers</li>"
+    beside = f"<p>{text(found.beside)}</p>" if found.beside else ""
     return (
         f'<section class="claim {kind}" id="claim" aria-label="The claim">'
-        f"<blockquote>{text(shown.statement)}</blockquote>"
-        f'<p class="verdict">{text(upper(shown.verdict))}</p><p>{text(shown.text)}</p>{rows}</section>'
+        f"<blockquote>{text(said.statement)} <cite>{text(said.source)}</cite></blockquote>"
+        f'<p class="verdict">{text(upper(found.verdict))}</p><ul>{points}</ul>{beside}{rows}</section>'
     )
 
 
