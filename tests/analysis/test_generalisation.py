@@ -73,3 +73,9 @@ def test_asynchronous_and_unfinished_runs_do_not_count():
         == []
     )
     assert generalisation([]) == []
+
+
+def test_what_was_stopped_at_its_target_says_nothing():
+    """A report of steps to the target drew the accuracy at which each run happened to be stopped."""
+    assert rows(run(128, 0.971, status="target"), run(4096, 0.970, status="target")) == {}
+    assert set(rows(run(128, 0.98), run(4096, 0.970, status="target"))) == {("linear + warm-up", 128)}

@@ -224,3 +224,12 @@ def test_a_run_is_repeated_by_its_command() -> None:
         "manyhands train mnist-mlp --strategy average --workers 2 --batch 256 --threads 1 "
         "--recipe large-batch --epochs 3 --target 0.97 --seed 3 --set width=2 --set strategy.every=8"
     )
+
+
+def test_runs_that_were_not_timed_have_no_curves_by_seconds() -> None:
+    timed, aside = record(), record(batch=256, timed=False)
+    by_seconds = [panel.title for panel in learning.figure(of(timed)).panels if "by seconds" in panel.title]
+    assert len(by_seconds) == 2
+    drawn = learning.figure(of(aside))
+    assert not [panel.title for panel in drawn.panels if "by seconds" in panel.title]
+    assert "is first at 97 %, after 102,400 images." in drawn.sentence

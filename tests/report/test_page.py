@@ -174,3 +174,9 @@ def test_it_is_drawn_elsewhere_with_links_that_lead_back(tmp_path: Path) -> None
     assert page == tmp_path / "page" / "report.html"
     assert 'href="../study/run-1/result.json"' in page.read_text()
     assert not (tmp_path / "page" / "charts").exists()
+
+
+@pytest.mark.parametrize(("timed", "words"), [(True, "of timed runs"), (False, "nothing was timed")])
+def test_the_head_says_whether_times_count(tmp_path: Path, timed: bool, words: str) -> None:
+    page = draw(Results(tmp_path, "x", "x", records=[record(timed=timed)]), pictures=False)
+    assert words in page.read_text()

@@ -26,10 +26,14 @@ class Generalisation(NamedTuple):
 
 
 def generalisation(records: Iterable[RunRecord]) -> list[Generalisation]:
-    """By task, recipe and batch, of synchronous runs that had an epoch at least."""
+    """By task, recipe and batch, of synchronous runs that had an epoch at least and went to their end.
+
+    What was stopped at its target says nothing about what would have become of it.
+    """
     families: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        if record.spec.strategy in groups.SYNCHRONOUS and groups.attempted(record):
+        ended = record.status != "target" and groups.attempted(record)
+        if record.spec.strategy in groups.SYNCHRONOUS and ended:
             family = groups.task_name(record), groups.recipe_variant(record)
             families.setdefault(family, []).append(record)
     return [row for (task, recipe), alike in families.items() for row in _rows(task, recipe, alike)]

@@ -86,8 +86,8 @@ def _critical_batch(results: Results) -> Finding:
             (
                 steep >= STEEP and flat <= FLAT,
                 f"{fit.task}: from batch {known[0][0]} to {known[1][0]} a doubling saves "
-                f"{words.percent(1 - 2**-steep)} of the steps (half would be perfect), from {known[-2][0]:,} "
-                f"to {known[-1][0]:,} {words.percent(1 - 2**-flat)}; the critical batch is "
+                f"{_saved(steep)} of the steps (half would be perfect), from {known[-2][0]:,} "
+                f"to {known[-1][0]:,} {_saved(flat)}; the critical batch is "
                 f"{fit.b_crit.value:,.0f} ({fit.b_crit.low:,.0f} to {fit.b_crit.high:,.0f})",
             )
         )
@@ -99,6 +99,11 @@ def _critical_batch(results: Results) -> Finding:
 def _slope(batch: int, steps: float, larger: int, fewer: float) -> float:
     """Of the fall of log steps: 1 where doubling the batch halves them."""
     return math.log(steps / fewer) / math.log(larger / batch)
+
+
+def _saved(slope: float) -> str:
+    """What a doubling saves."""
+    return words.percent(1 - 2**-slope) if slope > 0.005 else "nothing"
 
 
 def _steps_row(fit: Regimes, batch: int, steps: float) -> Row:
@@ -118,7 +123,7 @@ def _published() -> str:
     flat = _slope(2048, PUBLISHED[2048], batches[-1], PUBLISHED[batches[-1]])
     return (
         "Published (Shallue et al. 2018, simple CNN on MNIST to 99 %): a doubling saves "
-        f"{words.percent(1 - 2**-steep)} of the steps up to batch 32 and {words.percent(1 - 2**-flat)} "
+        f"{_saved(steep)} of the steps up to batch 32 and {_saved(flat)} "
         "beyond 2,048."
     )
 

@@ -67,7 +67,7 @@ def facts(findings: Findings) -> str:
         words.plural(len({record.spec.task for record in records}), "task"),
         words.plural(len(findings.variants), "strategy", "strategies"),
         where,
-        f"{words.duration(took)} of timed runs",
+        f"{words.duration(took)} of timed runs" if took else "nothing was timed",
         f"begun {began}",
     ]
     return text(" · ".join(parts))

@@ -46,7 +46,9 @@ def _panel(task: str, mine: list[Generalisation], metric: str, text: str) -> Pan
     many = len(order) > 1
     key: dict[str, Any] = {} if many else {"legend": None}
     colour = alt.Color("recipe:N", scale=alt.Scale(domain=order, range=colours), title=None, **key)
-    form = alt.Axis(format=".1%") if metric == "accuracy" else alt.Axis()
+    ends = [end for each in mine if each.metric.n for end in (each.metric.low, each.metric.high)]
+    narrow = bool(ends) and max(ends) - min(ends) < 0.01  # where one digit would repeat itself
+    form = alt.Axis(format=".2%" if narrow else ".1%") if metric == "accuracy" else alt.Axis()
     y = alt.Y(
         "metric:Q", title=f"test {metric} at the end", scale=alt.Scale(zero=False, padding=12), axis=form
     )
@@ -72,9 +74,11 @@ def _sentence(task: str, mine: list[Generalisation], metric: str) -> str:
     parts = []
     for recipe in dict.fromkeys(each.recipe for each in mine):
         line = sorted((each for each in mine if each.recipe == recipe), key=lambda each: each.batch)
-        if len(line) < 2:
-            continue
         first, last = line[0], line[-1]
+        if len(line) < 2:
+            ended = words.score(last.metric.median, metric) if last.metric.n else "diverging"
+            parts.append(f"{recipe} ends at {ended} at batch {last.batch:,}")
+            continue
         parts.append(
             f"{recipe} goes from {words.score(first.metric.median, metric)} at batch {first.batch:,} "
             f"to {words.score(last.metric.median, metric)} at {last.batch:,}"

@@ -70,6 +70,7 @@ def _rows(record: RunRecord) -> list[Row]:
             "metric": tidy(point.metric),
             "loss": tidy(point.test_loss if point.test_loss is not None else point.loss),
             "run": common.short(record.run),
+            "timed": record.timed,
         }
         for point in thin(record.curve, MOST_POINTS)
     ]
@@ -79,7 +80,8 @@ def _panels(findings: Findings, task: str, drawn: list[RunRecord], text: str) ->
     data = [row for record in drawn for row in _rows(record)]
     name = drawn[0].metric_name
     panels = []
-    for measure, by in product(("metric", "loss"), ("samples", "seconds")):
+    timed = [row["timed"] for row in data]
+    for measure, by in product(("metric", "loss"), ("samples", "seconds") if all(timed) else ("samples",)):
         known = [row for row in data if row[measure] is not None]
         if known:
             title = f"{task} · {'test ' + (name if measure == 'metric' else 'loss')} by {by}"
@@ -168,8 +170,11 @@ def _sentence(task: str, drawn: list[RunRecord]) -> str:
             f"{task}: none of the runs drawn here reached {target}; the nearest is {groups.title(best)} "
             f"with {words.score(best.best_metric, name)}."
         )
-    quick = min(arrived, key=lambda record: record.target_seconds or 0.0)
     frugal = min(arrived, key=lambda record: record.target_samples or 0)
+    if not all(record.timed for record in drawn):
+        samples = words.count(frugal.target_samples or 0, frugal.unit)
+        return f"{task}: {groups.title(frugal)} is first at {target}, after {samples}."
+    quick = min(arrived, key=lambda record: record.target_seconds or 0.0)
     text = f"{task}: {groups.title(quick)} is first at {target} by the clock"
     if frugal is quick:
         return text + ", and needs the fewest samples too."
