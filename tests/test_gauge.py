@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,16 @@ def test_where_nothing_is_smaller_nothing_is_learned() -> None:
     gauge.add(1.0, 1 / 32, 1.0, 32)
     assert gauge.noise is None
     assert gauge.since() is None
+
+
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_a_run_that_diverges_keeps_what_it_knew(norm: float) -> None:
+    """Its record had a noise that is no number, which no JSON holds, and could not be read back."""
+    gauge = Gauge()
+    gauge.add(1.0 + 10.0 / 4, 1 / 4, 1.0 + 10.0 / 8, 8)
+    gauge.add(norm, 1 / 4, norm, 8)
+    assert gauge.noise is not None
+    assert (gauge.noise.steps, gauge.noise.gradient) == (1, pytest.approx(1.0))
 
 
 def test_since_is_the_mean_of_what_came_after_the_last_question() -> None:

@@ -6,6 +6,7 @@ sizes give both terms. Each worker's first micro-batch of a step is the smaller 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -30,6 +31,8 @@ class Gauge:
     def add(self, small: float, inverse: float, big: float, total: int) -> None:
         """Squared norms: the mean over smaller samples, of mean 1/size `inverse`, and that of all `total`."""
         if inverse * total <= 1.0 + 1e-9:  # the ragged end of an epoch: nothing was smaller
+            return
+        if not (math.isfinite(small) and math.isfinite(big)):  # a run that diverges has no noise to speak of
             return
         spread = (small - big) / (inverse - 1 / total)
         self._spread += spread

@@ -119,3 +119,15 @@ def test_a_study_says_what_is_missing():
     found = texts(study(record(), failed=[cell._replace(reason="worker 1 died")], left=[cell, cell]))
     assert found["failed"] == "1 cell failed: worker 1 died."
     assert found["left"] == "2 cells have not been run, the first because: no time was left."
+
+
+def test_a_fine_line_is_told_once_a_strategy():
+    """A study of many batches told the same of each of them, in seventy remarks."""
+    records = [
+        record(strategy="allreduce", workers=workers, batch=batch, rate=rate)
+        for batch in (128, 256, 512)
+        for workers, rate in ((1, 10_000.0), (2, 19_000.0), (4, 15_000.0))
+    ]
+    told = [verdict.text for verdict in study_verdicts(study(*records)) if verdict.rule == "fine-line"]
+    assert len(told) == 1
+    assert told[0].startswith("mnist-mlp, allreduce, batch 128 (and at ")

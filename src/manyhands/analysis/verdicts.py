@@ -118,11 +118,18 @@ def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
 
 
 def _lines(lines: Sequence[FineLine]) -> list[Verdict]:
-    return [
-        Verdict("fine-line", f"{line.task}, {line.variant}, {line.batch}: {line.sentence}", 0.0)
-        for line in lines
-        if line.slower_from is not None
-    ]
+    """One a strategy: at other batches it is much the same."""
+    strategies: dict[tuple[str, str], list[FineLine]] = {}
+    for line in lines:
+        if line.slower_from is not None:
+            strategies.setdefault((line.task, line.variant), []).append(line)
+    found = []
+    for (task, variant), alike in strategies.items():
+        others = len(alike) - 1
+        more = f" (and at {words.plural(others, 'other batch', 'other batches')})" if others else ""
+        text = f"{task}, {variant}, {alike[0].batch}{more}: {alike[0].sentence}"
+        found.append(Verdict("fine-line", text, 0.0))
+    return found
 
 
 def _not_reached(records: Sequence[RunRecord]) -> list[Verdict]:
