@@ -133,3 +133,13 @@ def test_how_late_the_late_ones_are_does_not_move_the_median(
     if found is not None and moved is not None and len(values) > len(bounds) + 1:
         assert found.median == moved.median
         assert found.median >= sorted(values)[(len(values) - 1) // 2]
+
+
+def test_a_recipe_that_was_timed_is_not_hidden_by_one_that_was_not():
+    timed = record(steps_to_target=400)
+    aside = record(steps_to_target=300, timed=False, recipe_line="another").model_copy(
+        update={"recipe": {"name": "constant", "lr": 0.2}}
+    )
+    [found] = to_target([aside, timed])
+    assert found.seconds is not None
+    assert (found.recipes, found.steps.median) == (2, 400)

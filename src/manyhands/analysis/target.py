@@ -75,11 +75,12 @@ def _best(task: str, key: Key, alike: Sequence[RunRecord], price: float | None) 
     return min(tried, key=_order)._replace(recipes=len(tried))
 
 
-def _order(one: ToTarget) -> tuple[bool, float, float, str]:
-    """Those whose median run arrived come first, the quickest of them before the others."""
+def _order(one: ToTarget) -> tuple[bool, bool, float, float, str]:
+    """Those whose median run arrived come first, of them those that were timed, the quickest before others."""
+    untimed = one.best_seconds is None
     if one.steps is None:
-        return True, -one.reached / one.of, 0.0, one.recipe_line
-    return False, one.best_seconds or 0.0, one.steps.median, one.recipe_line
+        return True, untimed, -one.reached / one.of, 0.0, one.recipe_line
+    return False, untimed, one.best_seconds or 0.0, one.steps.median, one.recipe_line
 
 
 def _one(task: str, key: Key, alike: Sequence[RunRecord], price: float | None) -> ToTarget:
