@@ -76,7 +76,7 @@ def _best(task: str, key: Key, alike: Sequence[RunRecord], price: float | None) 
 
 
 def _order(one: ToTarget) -> tuple[bool, bool, float, float, str]:
-    """Those whose median run arrived come first, of them those that were timed, the quickest before others."""
+    """Those whose median run arrived come first, then those that were timed, the quickest before others."""
     untimed = one.best_seconds is None
     if one.steps is None:
         return True, untimed, -one.reached / one.of, 0.0, one.recipe_line
