@@ -306,7 +306,7 @@ def test_a_dry_run_lists_cells_reasons_and_time(here: Path, typed: Callable[...,
     assert lines[2].endswith("s (quadratic probed for a second) · results/small")
     rows = [line.split("  ")[1:] for line in lines[4:7]]
     assert [[part.strip() for part in row if part.strip()][:3] for row in rows] == [
-        ["quadratic · single · 2 epochs", "workers 1 · batch 50, 100 · seeds 0, 1", "4 cells"],
+        ["quadratic · single · 1 thread · 2 epochs", "workers 1 · batch 50, 100 · seeds 0, 1", "4 cells"],
         ["quadratic · single · 1 epoch", "workers 1 · batch 100 · 2 times", "2 cells"],
         ["quadratic · allreduce · 1 epoch", "workers 1, 2 · batch 100 · 2 times", "4 cells"],
     ]
