@@ -64,3 +64,13 @@ def test_it_is_compared_with_the_critical_batch():
 def test_without_measurements_there_is_nothing():
     assert noise_scales([]) == []
     assert noise_scales([record()]) == []
+
+
+def test_a_run_that_diverged_says_nothing():
+    """Its gradients were of the order of 10^30 and drowned all others."""
+    noise = Noise(small=128, big=256, gradient=1.0, spread=250.0, steps=100)
+    wild = Noise(small=128, big=256, gradient=-1e30, spread=1e33, steps=20)
+    good = record(batch=256, accumulate=2, noise=noise)
+    [found] = noise_scales([good, record(batch=512, accumulate=2, noise=wild, status="diverged")])
+    assert found.scale.value == pytest.approx(250.0)
+    assert found.runs == 1

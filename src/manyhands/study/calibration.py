@@ -10,9 +10,10 @@ import numpy as np
 
 from manyhands import environment
 
-ROUNDS = 5
-CALLS = 300  # in a round, by each thread: about 30 ms
-_NUMBERS = 32_768  # as much as a core keeps close to itself
+ROUNDS = 7
+REST = 0.02  # seconds between rounds: a machine's hiccups last longer than one of them
+CALLS = 100  # in a round, by each thread: about 15 ms
+_NUMBERS = 131_072  # as much as a core keeps close to itself, and few calls of the interpreter
 
 
 def measure(rounds: int = ROUNDS) -> float:
@@ -26,6 +27,7 @@ def measure(rounds: int = ROUNDS) -> float:
         numbers = np.linspace(0.1, 1.0, _NUMBERS)
         out = np.empty_like(numbers)
         for number in range(rounds):
+            time.sleep(REST)
             together.wait()
             began = time.perf_counter()
             for _ in range(CALLS):

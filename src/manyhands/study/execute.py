@@ -25,6 +25,7 @@ from manyhands.study.history import History
 from manyhands.study.sheet import Entry, Sheet
 
 AGAIN = 2  # times that a cell is run again because the machine was busy
+REPEATING, GRACE = 0.25, 30.0  # of the time may go into that, or so many seconds
 FRESH = 1.0  # seconds for which a calibration also speaks for the next cell
 
 
@@ -86,6 +87,7 @@ class Execution:
         self._history = History(folder.events(), socket.gethostname())
         self._began: float | None = None  # with the first cell, so that every sitting makes one
         self._calibrated = -FRESH
+        self._repeating = 0.0  # seconds
         self.sheet = Sheet(study)
 
     def run(self, jobs: int) -> None:
@@ -180,7 +182,9 @@ class Execution:
             if record is None:
                 break
             seconds = time.monotonic() - began
-            noise = max(before, self._calibrate()) / self._history.best - 1
+            noise = (before + self._calibrate()) / 2 / self._history.best - 1
+            if tries:
+                self._repeating += seconds
             tries.append(Try(name, noise, record, max(seconds, record.seconds)))
             if self._worth_another(tries):
                 self._again(cell, tries[-1])
@@ -208,8 +212,10 @@ class Execution:
             return False
         if tries[-1].record.status == "diverged":
             return False
-        budget = self._study.budget
-        return budget is None or self._spent() + tries[-1].seconds <= budget
+        budget, spent, more = self._study.budget, self._spent(), tries[-1].seconds
+        if self._repeating + more > max(GRACE, REPEATING * spent):  # a machine that is always busy
+            return False
+        return budget is None or spent + more <= budget
 
     def _again(self, cell: Cell, done: Try) -> None:
         self._write("repeated", cell, run=done.run, noise=round(done.noise, 4))
