@@ -126,3 +126,8 @@ def test_small_is_good_for_losses_and_errors():
     assert groups.higher_is_better("accuracy")
     assert not groups.higher_is_better("excess loss")
     assert not groups.higher_is_better("top-1 error")
+
+
+def test_where_data_lies_is_no_part_of_a_task_s_name():
+    here = record(task="blood-vgg19", options={"data": "/a/long/path", "size": 64})
+    assert groups.task_name(here) == "blood-vgg19 size=64"

@@ -241,7 +241,7 @@ def test_what_stays_noisy_is_flagged(
     assert answer.err.count("once more: the machine was 80 % slower than at its best") == 1
     rows = answer.out.splitlines()
     assert "noisy" in rows[1]
-    assert len(events(here / "results/s", "repeated")) == 2
+    assert len(StudyFolder(here / "results/s").read().repeated) == 2
     assert len(events(here / "results/s", "finished")) == 2
 
 
@@ -265,11 +265,10 @@ def test_on_a_machine_that_is_always_busy_little_is_repeated(
 
 
 def test_the_best_is_no_lucky_moment() -> None:
-    events = [
-        {"event": "calibration", "host": "here", "seconds": second} for second in (5, 1, 3, 4, 6, 2, 8, 7)
-    ]
-    assert History(events, "here").best == 3
-    assert History(events[:2], "here").best == 1
+    took = (5, 1, 3, 4, 6, 2, 8, 7)
+    calibrations = [{"event": "calibration", "host": "here", "seconds": seconds} for seconds in took]
+    assert History(calibrations, "here").best == 3
+    assert History(calibrations[:2], "here").best == 1
 
 
 def test_calibration_is_quick_and_steady(monkeypatch: pytest.MonkeyPatch) -> None:

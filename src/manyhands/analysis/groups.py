@@ -89,8 +89,9 @@ def crew(record: RunRecord) -> str:
 
 
 def task_name(record: RunRecord) -> str:
-    """The task with the options that are set: `blood-vgg19 size=64`."""
-    return " ".join([record.spec.task, *_pairs(record.spec.options)])
+    """The task with the options that are set, but not where its data lies: `blood-vgg19 size=64`."""
+    options = {name: value for name, value in record.spec.options.items() if name != "data"}
+    return " ".join([record.spec.task, *_pairs(options)])
 
 
 def tasks(records: Iterable[RunRecord]) -> list[str]:

@@ -39,7 +39,8 @@ def noise_scales(records: Iterable[RunRecord]) -> list[NoiseScale]:
     everything = list(records)
     found = []
     for task in groups.tasks(everything):
-        mine = groups.of_task(everything, task)
+        # on its way to infinity a run's gradients say nothing about anybody else's
+        mine = [each for each in groups.of_task(everything, task) if each.status != "diverged"]
         noises = [record.noise for record in mine if record.noise is not None and record.noise.steps > 0]
         if noises:
             scale = _scale(sorted(noises, key=repr))  # in whatever order they were run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyhands.analysis import groups
 from manyhands.analysis.asynchrony import Asynchrony, asynchronous
-from manyhands.analysis.fine_line import fine_lines
+from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.scaling import Point, curves, points
 from manyhands.claims.base import Claim, Finding, Row, together, unsettled
 from manyhands.results import Results
@@ -69,7 +69,13 @@ def _more_workers(results: Results) -> Finding:
     ]
     slower = [line for line in lines if line.slower_from is not None]
     told = slower or lines
-    return Finding(bool(slower), [line.sentence.rstrip(".") for line in told], table)
+    return Finding(bool(slower), [_told(line) for line in told], table)
+
+
+def _told(line: FineLine) -> str:
+    """`mnist-mlp, allreduce, batch 256: more workers do not pay: ...`."""
+    sentence = line.sentence.rstrip(".")
+    return f"{line.task}, {line.variant}, {line.batch}: {sentence[0].lower()}{sentence[1:]}"
 
 
 def _asynchrony(results: Results) -> Finding:

@@ -44,10 +44,11 @@ class Sheet:
 
 def title(spec: RunSpec, seed: bool = True) -> str:
     """A cell in a few words: what tells it from others of a study."""
-    options = [f"{name}={value}" for name, value in {**spec.options, **spec.strategy_options}.items()]
+    own = {name: value for name, value in spec.options.items() if name != "data"}  # a long path
+    options = [f"{name}={value}" for name, value in {**own, **spec.strategy_options}.items()]
     parts = [
         spec.task,
-        " ".join([spec.strategy, *options]),
+        " ".join([spec.strategy, *options, *_beyond_memory(spec)]),
         words.plural(spec.workers, "worker"),
         words.plural(spec.threads, "thread") if spec.threads else "",
         f"batch {spec.batch:,}" if spec.batch else "",
@@ -56,6 +57,10 @@ def title(spec: RunSpec, seed: bool = True) -> str:
         f"seed {spec.seed}" if spec.seed and seed else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _beyond_memory(spec: RunSpec) -> list[str]:
+    return [] if spec.transport in ("solo", "shm") else ["on", spec.transport]
 
 
 def cell_title(cell: Cell) -> str:
