@@ -166,7 +166,8 @@ class TestShow:
         assert lines[0].startswith("digits-mlp · run ")
         assert lines[0].endswith(" · finished")
         starts = [line.split()[0] for line in lines[2:]]
-        assert starts == ["loss", "accuracy", "result", "speed", "time", "memory", "machine", "started"]
+        told = ["loss", "accuracy", "result", "speed", "time", "pace", "memory", "machine", "started"]
+        assert starts == told
         assert json.loads(typed("show", "run", "--json").out)["status"] == "finished"
 
     def test_a_killed_run(self, tmp_path: Path, typed: Callable[..., Answer]) -> None:
