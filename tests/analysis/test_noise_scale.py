@@ -74,3 +74,16 @@ def test_a_run_that_diverged_says_nothing():
     [found] = noise_scales([good, record(batch=512, accumulate=2, noise=wild, status="diverged")])
     assert found.scale.value == pytest.approx(250.0)
     assert found.runs == 1
+
+
+def test_runs_looked_at_a_little_later_are_one_point_of_the_curve():
+    """Batches of 512 and 1,024 end their stretch at 24,064 and 24,576 samples: the curve went to and fro."""
+
+    def seen(samples: int, noise: tuple[float, float]) -> Evaluation:
+        return Evaluation(step=1, samples=samples, seconds=1.0, noise=noise)
+
+    whole = Noise(small=128, big=256, gradient=1.0, spread=250.0, steps=100)
+    one = record(batch=512, noise=whole, curve=[seen(24_064, (1.0, 100.0)), seen(36_352, (1.0, 400.0))])
+    other = record(batch=1024, noise=whole, curve=[seen(24_576, (1.0, 300.0))])
+    [found] = noise_scales([one, other])
+    assert [(point.samples, point.scale) for point in found.by_samples] == [(24_064, 200.0), (36_352, 400.0)]

@@ -187,7 +187,9 @@ def test_curves_are_thinned_to_their_ends() -> None:
 def test_of_very_many_runs_some_are_drawn_and_the_others_counted() -> None:
     figure = learning.figure(Findings(many(Path("x"), 400)))
     assert figure is not None
-    assert re.fullmatch(r"3\d\d further runs are not drawn; all are in results.csv.", figure.left_out)
+    assert re.fullmatch(
+        r"3\d\d further runs are not drawn; all are in the runs' result.json.", figure.left_out
+    )
     assert limited(1, "run") == "1 further run is not drawn; all are in results.csv."
     assert limited(0, "run") == ""
 
@@ -233,3 +235,15 @@ def test_runs_that_were_not_timed_have_no_curves_by_seconds() -> None:
     drawn = learning.figure(of(aside))
     assert not [panel.title for panel in drawn.panels if "by seconds" in panel.title]
     assert "is first at 97 %, after 102,400 images." in drawn.sentence
+
+
+@pytest.mark.parametrize(("sent", "told"), [(0.3, "next to nothing"), (7.5e6, "29.3 MB for 1,000 samples")])
+def test_hardly_any_bytes_are_next_to_nothing(sent: float, told: str) -> None:
+    traffic = [{"barrier": {"calls": 1.0, "bytes": sent * 703, "seconds": 0.1}}] * 2
+    other = [{"send": {"calls": 1.0, "bytes": 7.5e6 * 703, "seconds": 0.1}}] * 2
+    two = [
+        record(strategy=name, workers=2, batch=256, epochs=3.0, traffic=each)
+        for name, each in (("hogwild", traffic), ("allreduce", other))
+    ]
+    figure = step.communication(of(*two))
+    assert told in figure.sentence

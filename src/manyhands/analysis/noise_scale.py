@@ -16,6 +16,9 @@ DRAWS = 500
 SEED = 20181214
 
 
+ALIKE = 1.05  # samples that count as as many
+
+
 class NoisePoint(NamedTuple):
     """The scale around some moment of training."""
 
@@ -69,13 +72,15 @@ def _scale(noises: Sequence[Noise]) -> Estimate | None:
 
 
 def _by_samples(records: Sequence[RunRecord]) -> list[NoisePoint]:
-    """Over the course of training: the means of all runs that were looked at after as many samples."""
+    """Over the course of training: the means of all runs that were looked at after about as many samples."""
+    points = [(point.samples, point.noise) for record in records for point in record.curve if point.noise]
     sums: dict[int, tuple[float, float]] = {}
-    for record in records:
-        for point in record.curve:
-            if point.noise is not None:
-                gradient, spread = sums.get(point.samples, (0.0, 0.0))
-                sums[point.samples] = gradient + point.noise[0], spread + point.noise[1]
+    last = 0
+    for samples, noise in sorted(points):
+        # one batch ends a little later than another: no more than that is between them
+        last = last if last and samples <= ALIKE * last else samples
+        gradient, spread = sums.get(last, (0.0, 0.0))
+        sums[last] = gradient + noise[0], spread + noise[1]
     return [
         NoisePoint(samples, spread / gradient)
         for samples, (gradient, spread) in sorted(sums.items())

@@ -84,14 +84,15 @@ def _renamed(view: View, names: Mapping[str, str]) -> View:
     return copied
 
 
-def limited(left: int, what: str, most: str = "") -> str:
+RECORDS = "the runs' result.json"  # what is no number of a table
+
+
+def limited(left: int, what: str, where: str = "results.csv") -> str:
     """`12 further runs are not drawn; all are in results.csv.`, or nothing."""
     if left <= 0:
         return ""
     verb = "is" if left == 1 else "are"
-    return (
-        f"{left:,} further {what}{'s' if left != 1 else ''} {verb} not drawn{most}; all are in results.csv."
-    )
+    return f"{left:,} further {what}{'s' if left != 1 else ''} {verb} not drawn; all are in {where}."
 
 
 def tidy(number: float | None) -> float | None:

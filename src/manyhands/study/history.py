@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from manyhands.analysis.stats import at_its_best
 from manyhands.results import Cell
 
 Event = dict[str, Any]
@@ -43,11 +44,8 @@ class History:
 
     @property
     def best(self) -> float:
-        """What the fixed piece of work takes here when the machine is at its best: a quarter is quicker.
-
-        The least of many would be a lucky moment that no run can have.
-        """
-        return sorted(self.calibrations)[len(self.calibrations) // 4]
+        """What the fixed piece of work takes here when the machine is at its best."""
+        return at_its_best(self.calibrations)
 
     @property
     def last(self) -> float:

@@ -7,7 +7,7 @@ import altair as alt
 from manyhands import words
 from manyhands.analysis.asynchrony import Asynchrony
 from manyhands.report.charts import common
-from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
 MOST_STALE, MOST_KINDS = 24, 10
@@ -33,7 +33,7 @@ def figure(findings: Findings) -> Figure | None:
         panels.append(_histogram(findings, task, shown, told[-1]))
         if scatter := _scatter(findings, task, mine, told[-1]):
             panels.append(scatter)
-    return Figure(common.sentence(told), panels, limited(left, "histogram")) if panels else None
+    return Figure(common.sentence(told), panels, limited(left, "histogram", RECORDS)) if panels else None
 
 
 def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str) -> Panel:

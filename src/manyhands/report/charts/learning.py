@@ -11,7 +11,7 @@ from manyhands import words
 from manyhands.analysis import groups
 from manyhands.record import Evaluation, RunRecord
 from manyhands.report.charts import common
-from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
 MOST_RUNS, MOST_POINTS, MOST_TASKS = 24, 60, 3
@@ -27,7 +27,7 @@ def figure(findings: Findings) -> Figure | None:
         if drawn:
             told.append(_sentence(task, drawn))
             panels += _panels(findings, task, drawn, told[-1])
-    return Figure(common.sentence(told), panels, limited(left, "run")) if panels else None
+    return Figure(common.sentence(told), panels, limited(left, "run", RECORDS)) if panels else None
 
 
 def _chosen(findings: Findings, task: str, records: list[RunRecord]) -> list[RunRecord]:

@@ -7,7 +7,7 @@ import datetime
 import altair as alt
 
 from manyhands import words
-from manyhands.analysis.stats import NOISY
+from manyhands.analysis.stats import NOISY, at_its_best
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, tidy
 from manyhands.report.findings import Findings
@@ -20,7 +20,7 @@ def figure(findings: Findings) -> Figure | None:
     found = findings.results.calibrations
     if len(found) < 2:
         return None
-    best = min(each.seconds for each in found)
+    best = at_its_best([each.seconds for each in found])
     start = datetime.datetime.fromisoformat(found[0].at)
     stride = max(1, len(found) // MOST)
     data: list[Row] = []

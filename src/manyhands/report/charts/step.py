@@ -146,12 +146,9 @@ def communication(findings: Findings) -> Figure | None:
             for each in moving
         ]
         most, least = (pick(moving, key=lambda each: each.bytes_a_step / each.batch) for pick in (max, min))
-        text = (
-            f"{task}: {_spoken(findings, most)} moves {words.size(1e3 * most.bytes_a_step / most.batch)} "
-            "for 1,000 samples"
-        )
+        text = f"{task}: {_spoken(findings, most)} moves {_moved(most)} for 1,000 samples"
         if least is not most:
-            text += f", {_spoken(findings, least)} {words.size(1e3 * least.bytes_a_step / least.batch)}"
+            text += f", {_spoken(findings, least)} {_moved(least)}"
         return _bars(
             findings, task, data, "megabytes:Q", "megabytes for 1,000 samples", "Communication", text + "."
         )
@@ -221,3 +218,9 @@ def _bars(
     extra = {"ranks": ranks} if ranks else {}
     panel = Panel(task, common.layered(*layers), {"rows": data, **extra}, f"{what}. {text}", step=25)
     return panel, text
+
+
+def _moved(each: Breakdown) -> str:
+    """By 1,000 samples."""
+    moved = 1e3 * each.bytes_a_step / each.batch
+    return words.size(moved) if moved >= 1000 else "next to nothing"

@@ -11,7 +11,7 @@ from manyhands.analysis import groups
 from manyhands.record import RunRecord
 from manyhands.report import palette
 from manyhands.report.charts import common
-from manyhands.report.figure import Figure, Panel, Row, limited, tidy
+from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
 MOST_RUNS, MOST_SPANS, NUMBERED = 4, 600, ("forward", "backward")
@@ -29,7 +29,7 @@ def figure(findings: Findings) -> Figure | None:
     if not drawn:
         return None
     panels = [_panel(record) for record in drawn]
-    return Figure(_sentence(drawn[0]), panels, limited(len(kept) - len(drawn), "timeline"))
+    return Figure(_sentence(drawn[0]), panels, limited(len(kept) - len(drawn), "timeline", RECORDS))
 
 
 def _rank(record: RunRecord, findings: Findings) -> tuple[int, int, bool, int, int]:
