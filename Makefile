@@ -3,7 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: study test test-quick lint clean
+.PHONY: study test test-quick soak lint clean
+
+# of `make soak`: how many drills of each kind (empty: as many as each says itself), and what draws them
+COUNT ?=
+SEED ?= 0
 
 study: $(INSTALLED)
 	$(BIN)/manyhands study default
@@ -15,6 +19,9 @@ test: lint
 
 test-quick: lint
 	$(BIN)/python -m pytest -m "not slow"
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest soak --timeout 3600 --seed $(SEED) $(if $(COUNT),--count $(COUNT))
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,9 +1,15 @@
-"""Files that are either whole or not there: written beside their place, then moved into it (law 6)."""
+"""Files that are either whole or not there (law 6), and that are files: no link, pipe or device.
+
+They are written beside their place, then moved into it. What is read may come from a stranger: a link could
+lead to any file of whoever opens it, and a pipe would never end.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 
 from manyhands.errors import StorageError
@@ -23,6 +29,29 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise cannot_write(path, error) from error
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; OSError with a plain reason where it is a link, a pipe or a folder.
+
+    The folders on the way to it may be links: those are the user's own.
+    """
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, not a file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
+
+
+def read_regular(path: Path) -> bytes:
+    """The whole content of a regular file; OSError as above."""
+    with open(open_regular(path), "rb") as file:  # noqa: PTH123 (a descriptor)
+        return file.read()
 
 
 def remove_partial(folder: Path) -> None:
