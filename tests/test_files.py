@@ -22,7 +22,7 @@ def test_a_file_is_read_whole_by_way_of_linked_folders(tmp_path: Path) -> None:
     ("make", "reason"),
     [
         (lambda path: path.symlink_to("/etc/passwd"), "it is a link, not a file"),
-        (lambda path: os.mkfifo(path), "it is not a regular file"),
+        (os.mkfifo, "it is not a regular file"),
         (lambda path: path.mkdir(), "it is not a regular file"),
     ],
     ids=["link", "pipe", "folder"],

@@ -50,7 +50,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 def read_regular(path: Path) -> bytes:
     """The whole content of a regular file; OSError as above."""
-    with open(open_regular(path), "rb") as file:  # noqa: PTH123 (a descriptor)
+    with open(open_regular(path), "rb") as file:
         return file.read()
 
 
