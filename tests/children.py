@@ -49,6 +49,11 @@ class Child:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def end(self) -> int:
         """Its exit code, minus the signal that killed it."""
         self._process.join(PATIENCE)
