@@ -48,7 +48,8 @@ def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
                 losses.append(station.worker.step(batch.micro_batches, batch.size, lr).loss)
                 station.position.step += 1
                 station.position.samples += batch.size
-        state = {name: tensor.detach().clone() for name, tensor in station.worker.state().items()}
+        # on the host: whoever asked may have no such device, or another
+        state = {n: tensor.detach().to("cpu", copy=True) for n, tensor in station.worker.state().items()}
         return Rehearsal(state, losses, len(norms), len(dropouts)) if place.rank == 0 else None
 
 

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from manyhands.transports import torch_
+from manyhands.place import Place
+from manyhands.transports import connect as connecting
+from manyhands.transports import hosts, torch_
 from manyhands.transports.torch_ import Torch
 
 GPU = torch.device("cuda", 1)
@@ -52,6 +54,16 @@ def test_ranks_that_send_to_each_other_do_not_wait_in_nccl(on_cuda: tuple[Torch,
     transport.recv(torch.ones(300_000, device=GPU), 1)
     transport.recv_any(torch.ones(3, device=GPU))
     assert carried == [("isend", "cpu"), ("recv", "cpu"), ("recv", "cpu")]
+
+
+@pytest.mark.parametrize(("device", "made"), [(GPU, "torch"), (torch.device("cpu"), "hosts")])
+def test_gpus_of_several_hosts_are_one_group(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, made: str
+) -> None:
+    """They were joined host by host, where DDP found no group and took each worker for the only one."""
+    monkeypatch.setattr(connecting.axes, "member", lambda *_: lambda place, **named: "torch")
+    monkeypatch.setattr(hosts, "Hosts", lambda place, **named: "hosts")
+    assert connecting.connect("torch", Place(0, ("a", "a", "b", "b")), device=device) == made
 
 
 def test_sums_stay_on_the_gpu(on_cuda: tuple[Torch, list[Any]]) -> None:
