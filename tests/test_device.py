@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 import recording
-from manyhands import device, run
+from manyhands import cli, device, run
 from manyhands.checkpoint import Checkpoints, random_state, restore_random_state
 from manyhands.device import HOST, Cuda
 from manyhands.folder import RunFolder
 from manyhands.launchers.local import Local
 from manyhands.memory.pinned import PinnedStore
+from manyhands.pace import EVERY
 from manyhands.place import Place
 from manyhands.rehearsal import measure
 from manyhands.resolve import resolve
@@ -111,6 +112,30 @@ class TestEachRank:
     def test_measuring_does_not_wait_at_every_phase(self, gpus: list[tuple[int, str]]) -> None:
         assert measure(Place(), resolve(quadratic(device="cuda")), 0.01)
         assert gpus.count((0, "synchronize")) < 7  # steps, each of which has several phases
+
+    def test_the_record_says_which_steps_were_synchronized(
+        self, gpus: list[tuple[int, str]], here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        record = run.run(quadratic(device="cuda"), out=here / "run")
+        (pace,) = record.pace
+        assert pace is not None
+        free = [step.step for step in RunFolder(here / "run").steps() if not step.synchronized]
+        assert free == [number for number in range(11, 31) if number != EVERY]
+        assert (pace.steps, pace.synchronized_steps, pace.sampled) == (25, 25 - len(free), True)
+        phases = record.phases_of(0)
+        assert sum(phases.values()) == pytest.approx(record.seconds)
+        ratio = pace.phases["backward"] / pace.phases["forward"]
+        assert phases["backward"] / phases["forward"] == pytest.approx(ratio)
+        assert cli.answer(["show", str(here / "run")]) == 0
+        assert "123 MB of the GPU at the most, " in capsys.readouterr().out
+
+    def test_on_a_cpu_all_were(self, here: Path) -> None:
+        record = run.run(quadratic(), out=here / "run")
+        (pace,) = record.pace
+        assert pace is not None
+        assert pace.synchronized_steps == pace.steps == 25
+        assert record.phases_of(0) == record.phases[0]
+        assert "synchronized" not in (here / "run/steps.jsonl").read_text()
 
 
 class TestGoingOn:
