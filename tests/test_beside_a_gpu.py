@@ -1,4 +1,4 @@
-"""A run on the CPU of a machine that has GPUs: it leaves them alone."""
+"""On a machine with GPUs, of which torch only pretends: a run on the CPU leaves them alone, a rank takes its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ import manyhands
 from manyhands import run
 from manyhands.checkpoint import Checkpoints
 from manyhands.memory import budget
+from manyhands.place import Alone, Place, Status
+from manyhands.resolve import resolve
 from manyhands.spec import RunSpec
+from manyhands.worker import Job, work
 
 
 def quadratic(**settings: Any) -> RunSpec:
@@ -79,3 +82,50 @@ def test_who_calls_keeps_the_generators_of_their_gpus(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     run.run(quadratic(), out=here / "run")
     assert seeded == []
+
+
+class SeenError(Exception):
+    """Seen enough: what comes next would need a GPU."""
+
+
+class Watching(Alone):
+    """Changes the phase of a rank's clock as soon as there is one, and ends it there."""
+
+    def watch(self, status: Callable[[], Status]) -> None:
+        status.__self__.clock.switch("forward")  # type: ignore[attr-defined]
+        raise SeenError
+
+
+def test_a_rank_sets_its_own_gpu_first_and_waits_for_that_one(
+    monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    """Nobody set a GPU, and the clock of every rank waited for the first one."""
+    asked: list[tuple[str, tuple[object, ...]]] = []
+
+    def note(name: str, answer: object) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            asked.append((name, arguments))
+            return answer
+
+        return call
+
+    state = torch.zeros(1, dtype=torch.uint8)
+    answers = {
+        "set_device": None,
+        "synchronize": None,
+        "reset_peak_memory_stats": None,
+        "set_rng_state": None,
+    }
+    for name, answer in {**answers, "get_rng_state": state, "get_rng_state_all": [state, state]}.items():
+        monkeypatch.setattr(torch.cuda, name, note(name, answer))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    spec = resolve(RunSpec.of(task="quadratic", device="cuda"))
+    place = Place(1, ("here", "here"), Watching())
+    with pytest.raises(SeenError):
+        work(place, Job(spec, here))
+    gpu = torch.device("cuda", 1)
+    assert asked[0] == ("set_device", (gpu,))
+    assert [arguments for name, arguments in asked if name == "synchronize"] == [(gpu,)]
+    assert ("get_rng_state", (gpu,)) in asked
+    assert "get_rng_state_all" not in dict(asked)
