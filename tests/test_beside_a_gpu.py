@@ -1,4 +1,4 @@
-"""On a machine with GPUs, of which torch only pretends: a run on the CPU leaves them alone, a rank takes its own."""
+"""Beside GPUs that torch only pretends to see: a run on the CPU leaves them alone, a rank takes its own."""
 
 from __future__ import annotations
 
