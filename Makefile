@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: study test test-quick soak lint clean
+.PHONY: study test test-quick test-gpu soak lint clean
 
 # of `make soak`: how many drills of each kind (empty: as many as each says itself), and what draws them
 COUNT ?=
@@ -19,6 +19,12 @@ test: lint
 
 test-quick: lint
 	$(BIN)/python -m pytest -m "not slow"
+
+# parity, resume, faults and speed of every strategy, for whoever has GPUs
+test-gpu: $(INSTALLED)
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+		$(BIN)/python -m pytest tests/gpu -m gpu --capture=no; \
+	else echo "no CUDA device here: nothing to test"; fi
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest soak --timeout 3600 --seed $(SEED) $(if $(COUNT),--count $(COUNT))

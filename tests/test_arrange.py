@@ -124,7 +124,7 @@ def test_one_rank_speaks() -> None:
                 "launcher": "local",
                 "device": "cuda",
             },
-            "transport shm shares main memory, not a GPU's: with --device cuda use torch",
+            "transport shm shares main memory, not a GPU's: use torch, or --device cpu",
         ),
         (
             {"strategy": "server", "workers": 2, "transport": "mpi", "launcher": "local"},
@@ -201,3 +201,13 @@ def test_another_strategy_is_arranged_anew_and_keeps_no_options() -> None:
     one = RunSpec.of(task="quadratic")
     found = rearrange(one, {"strategy": "server"})
     assert (found["workers"], found["transport"], found["launcher"]) == (1, "shm", "local")
+
+
+def test_shared_memory_is_refused_where_a_gpu_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --device auto it was not, and workers went on without ever summing a gradient."""
+    monkeypatch.setattr(module, "_cuda", lambda device: device != "cpu")
+    two: dict[str, Any] = {"task": "quadratic", "workers": 2, "transport": "shm", "launcher": "local"}
+    with pytest.raises(UsageError, match="not a GPU's: use torch, or --device cpu"):
+        check_arrangement(RunSpec.of(**two, strategy="allreduce"))
+    check_arrangement(RunSpec.of(**two, strategy="allreduce", device="cpu"))
+    check_arrangement(RunSpec.of(**two, strategy="hogwild"))

@@ -6,7 +6,7 @@ import pytest
 
 from manyhands import clock as clocks
 from manyhands.clock import Clock, Span
-from manyhands.pace import TRACED, WARM_UP, Pacer, timeline
+from manyhands.pace import EVERY, TRACED, WARM_UP, Pacer, timeline
 
 
 @pytest.fixture
@@ -87,6 +87,113 @@ def test_some_steps_are_traced_and_looking_at_the_clock_leaves_no_trace(now: lis
         Span("forward", begin, begin + 2.0),
         Span("backward", begin + 2.0, begin + 5.0),
     ]
+
+
+class Gpu:
+    """Works through what it is given by itself; whoever waits for it waits until then."""
+
+    def __init__(self, now: list[float]) -> None:
+        self._now, self._done, self.waits = now, 0.0, 0
+
+    def launch(self, seconds: float) -> None:
+        self._done = max(self._done, self._now[0]) + seconds
+
+    def read(self) -> None:
+        self._now[0] = max(self._now[0], self._done)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        self.read()
+
+    def step(self, clock: Clock) -> None:
+        """The host reads data while the GPU is still at the last update."""
+        with clock.phase("data"):
+            self._now[0] += 4.0
+        with clock.phase("forward"):
+            self.launch(10.0)
+        with clock.phase("backward"):
+            self.launch(20.0)
+        self.read()  # the loss
+        with clock.phase("optimiser"):
+            self.launch(3.0)
+
+
+def test_a_device_runs_free_but_for_some_steps_whose_phases_count(now: list[float]) -> None:
+    """Each step was stopped a dozen times, so that nothing overlapped and the pace was that of a slow run."""
+    gpu = Gpu(now)
+    clock = Clock(gpu.synchronize)
+    clock.start()
+    pacer = Pacer(clock)
+    pacer.begin(0)
+    waits, exact = [], []
+    for number in range(1, 10 * EVERY + 1):
+        before = gpu.waits
+        exact.append(clock.exact)
+        gpu.step(clock)
+        pacer.stepped(number)
+        waits.append(gpu.waits - before)
+    first = WARM_UP + TRACED
+    assert exact == [n <= first or n % EVERY == 0 for n in range(1, len(exact) + 1)]
+    assert [count for count, timed in zip(waits[first:], exact[first:], strict=True) if timed] == [9] * 10
+    free = [count for count, timed in zip(waits[first:], exact[first:], strict=True) if not timed]
+    assert sorted(free) == [0] * (len(free) - 10) + [1] * 10  # once before each that is timed
+    pace = pacer.pace
+    assert pace is not None
+    assert pace.phases == {"data": 4.0, "forward": 10.0, "backward": 20.0, "optimiser": 3.0}
+    assert (pace.steps, pace.synchronized_steps) == (10 * EVERY - WARM_UP, TRACED + 10)
+    assert pace.median == 34.0  # the update beside the reading
+    assert pace.mean == pytest.approx(34.0, abs=0.2)
+    assert pacer.samples_per_second == pytest.approx(1 / pace.mean)
+    clock.wait()
+    assert sum(clock.stopped().values()) == now[0]
+    assert all(step[-1].end - step[0].begin == 37.0 for step in pacer.traced)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 10, 11, 16])
+def test_a_short_sitting_on_a_device_has_a_pace_too(now: list[float], steps: int) -> None:
+    gpu = Gpu(now)
+    clock = Clock(gpu.synchronize)
+    clock.start()
+    pacer = Pacer(clock)
+    pacer.begin(0)
+    for number in range(1, steps + 1):
+        gpu.step(clock)
+        pacer.stepped(8 * number)
+    assert pacer.pace is not None
+    assert sum(pacer.pace.phases.values()) == 37.0
+    assert pacer.pace.sampled == (steps > WARM_UP + TRACED)
+    assert pacer.samples_per_second == pytest.approx(8 / pacer.pace.mean)
+
+
+def test_evaluations_begin_and_end_with_the_device_done(now: list[float]) -> None:
+    """Else the last steps' work would be no training, and the last evaluation's would be."""
+    gpu = Gpu(now)
+    clock = Clock(gpu.synchronize)
+    clock.start()
+    clock.exact = False
+    with clock.phase("forward"):
+        gpu.launch(5.0)
+    with clock.phase("evaluation"):
+        gpu.launch(7.0)
+    gpu.launch(1.0)
+    with clock.phase("checkpoint"):
+        pass
+    assert clock.training_seconds == 6.0
+    assert clock.totals["evaluation"] == 7.0
+
+
+def test_on_a_cpu_every_step_is_exact(now: list[float]) -> None:
+    clock = Clock()
+    clock.start()
+    pacer = Pacer(clock)
+    pacer.begin(0)
+    for number in range(3 * EVERY):
+        _step(clock, now, 1.0, 2.0)
+        pacer.stepped(number + 1)
+        assert clock.exact
+    assert pacer.pace is not None
+    assert pacer.pace.synchronized_steps == pacer.pace.steps == 3 * EVERY - WARM_UP
+    assert not pacer.pace.sampled
 
 
 def _spans(begin: float, length: float) -> list[Span]:

@@ -107,8 +107,9 @@ def check_arrangement(spec: RunSpec) -> None:
             )
     _check_strategy(spec)
     _check_noise_scale(spec)
-    if transport == "shm" and spec.device == "cuda":
-        raise UsageError("transport shm shares main memory, not a GPU's: with --device cuda use torch")
+    # hogwild, where nothing is said, trains on the CPU
+    if transport == "shm" and (_cuda(spec.device) if spec.strategy != "hogwild" else spec.device == "cuda"):
+        raise UsageError("transport shm shares main memory, not a GPU's: use torch, or --device cpu")
     if spec.restarts and launcher not in ("local", "mpi"):
         raise UsageError(
             f"--restarts starts workers again, which launcher {launcher} cannot: use local or mpi "
@@ -238,6 +239,6 @@ def _cuda(device: str) -> bool:
     """Whether the model will be on a GPU; torch is asked only where there may be one."""
     if device == "cpu" or not Path("/dev/nvidiactl").exists():
         return device == "cuda"
-    import torch
+    from manyhands.device import count
 
-    return torch.cuda.is_available()
+    return count() > 0

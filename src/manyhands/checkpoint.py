@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from manyhands.device import HOST, Device
 from manyhands.errors import CheckpointError
 from manyhands.files import remove_partial, write_atomically
 
@@ -107,24 +108,20 @@ def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return whole
 
 
-def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every generator a task may draw from: torch's (dropout), numpy's and Python's."""
-    tensors = {"random/torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        for index, state in enumerate(torch.cuda.get_rng_state_all()):
-            tensors[f"random/cuda/{index}"] = state
+def random_state(device: Device = HOST) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every generator a task may draw from: torch's (dropout), the device's own, numpy's and Python's."""
+    tensors = {"random/torch": torch.get_rng_state(), **device.random_state()}
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     numpy_state = [kind, np.asarray(keys).tolist(), position, has_gauss, gauss]
     return tensors, {"numpy": numpy_state, "python": random.getstate()}
 
 
-def restore_random_state(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def restore_random_state(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Any], device: Device = HOST
+) -> None:
     """Put every generator back to where `random_state` found it."""
     torch.set_rng_state(tensors["random/torch"])
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if f"random/cuda/{index}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"random/cuda/{index}"], index)
+    device.restore_random_state(tensors)
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     python_version, words, gauss_next = state["python"]

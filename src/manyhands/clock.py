@@ -33,13 +33,16 @@ class Clock:
     """Charges time to the current phase; entering a phase inside another one pauses the outer.
 
     On a device that works asynchronously `synchronize` waits for it at each change of phase: without that
-    the time of a kernel would be charged to whoever happens to wait for it.
+    the time of a kernel would be charged to whoever happens to wait for it. But waiting stops what could go
+    on side by side, so it is done only while `exact`, and where evaluations and checkpoints begin and end.
     """
 
     def __init__(self, synchronize: Callable[[], object] | None = None) -> None:
         self.totals = dict.fromkeys(PHASES, 0.0)
         self._lap = dict(self.totals)
         self._synchronize = synchronize
+        self.asynchronous = synchronize is not None
+        self.exact = True  # where not, only the sum of the phases is meant
         self.note: Callable[[], None] | None = None  # told of every change of phase
         self.trace: list[Span] | None = None  # where every stretch is kept while somebody wants them
         self.switches = 0  # a clock whose count stands still belongs to a worker that is stuck
@@ -50,7 +53,13 @@ class Clock:
         """Begin now, at zero or where a resumed run stopped."""
         self.totals = {**dict.fromkeys(PHASES, 0.0), **(totals or {})}
         self._lap = dict(self.totals)
+        self.wait()
         self._since = time.perf_counter()
+
+    def wait(self) -> None:
+        """Until the device has done what it was given: its time belongs to what is charged now."""
+        if self._synchronize is not None:
+            self._synchronize()
 
     def phase(self, name: str) -> _Phase:
         """`with clock.phase("forward"): ...`."""
@@ -86,7 +95,7 @@ class Clock:
 
     def switch(self, name: str) -> str:
         """Charge the time up to now, go on in another phase, and return the one before."""
-        if self._synchronize is not None:
+        if self._synchronize is not None and (self.exact or (name in ASIDE) != (self._current in ASIDE)):
             self._synchronize()
         now = time.perf_counter()
         before = self._current

@@ -60,6 +60,7 @@ class FreeTrainer(Course):
         """Do what there is to do."""
         self.pacer.begin(0)
         if not self.worker.trains:
+            self.clock.exact = not self.clock.asynchronous  # it makes no steps of which some could be timed
             self.worker.serve(self.count)
             return
         done = 0

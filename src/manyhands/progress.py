@@ -96,7 +96,9 @@ class _Rate:
         self._exchanging = self._all = 0.0
 
     def note(self, step: StepRecord) -> None:
-        """Remember where a step's time went."""
+        """Remember where a step's time went, where it is known."""
+        if not step.synchronized:
+            return
         phases = training_phases(step.phases)
         self._exchanging += phases.get("communication", 0.0) + phases.get("wait", 0.0)
         self._all += sum(phases.values())

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from manyhands.clock import Span
+from manyhands.clock import ASIDE, Span, training_phases
 from manyhands.environment import Environment
 from manyhands.spec import RunSpec
 
@@ -32,6 +32,7 @@ class StepRecord:
     test_loss: float | None = None
     worker: int | None = None  # whose update it was, where they make them one by one
     staleness: int | None = None  # updates since its worker read the parameters; none: not yet applied
+    synchronized: bool = True  # false where a device ran free: phases are where the host was meanwhile
 
     def to_json(self) -> str:
         """One line. Written out by hand: `asdict` copies deeply and would be half of a step's overhead."""
@@ -48,6 +49,8 @@ class StepRecord:
             fields |= {"metric": _number(self.metric), "test_loss": _number(self.test_loss)}
         if self.worker is not None:
             fields |= {"worker": self.worker, "staleness": self.staleness}
+        if not self.synchronized:
+            fields["synchronized"] = False
         return _encode(fields)
 
     @classmethod
@@ -89,16 +92,27 @@ class Evaluation(BaseModel):
 
 
 class Pace(BaseModel):
-    """How long a rank's steps took in this sitting, without evaluation; the first ones are left out."""
+    """How long a rank's steps took in this sitting, without evaluation; the first ones are left out.
+
+    On a CPU every step is exact, and one and the same steps have a length and phases. A device that works by
+    itself runs free in most steps, whose lengths count, and is waited for at each change of phase in some,
+    whose phases count: these are a little longer.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     steps: int  # that were counted
-    mean: float  # seconds
+    mean: float  # seconds; this and the next three of those that ran free, where there are any
     low: float  # of ten steps one was quicker
     median: float
     high: float  # of ten steps one was slower
-    phases: dict[str, float]  # seconds of the mean step; they add up to it
+    phases: dict[str, float]  # seconds of the mean synchronized step; they add up to it
+    synchronized_steps: int | None = None  # behind the phases: on a CPU all; none in records of 0.1.0 (all)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether phases are those of some steps only."""
+        return self.synchronized_steps is not None and self.synchronized_steps < self.steps
 
 
 class Noise(BaseModel):
@@ -153,7 +167,7 @@ class RunRecord(BaseModel):
     target_seconds: float | None
     target_steps: int | None = None
     curve: list[Evaluation] = []
-    phases: list[dict[str, float]]  # seconds by phase, a dict a rank
+    phases: list[dict[str, float]]  # seconds by phase, a dict a rank; `phases_of` where steps ran free
     traffic: list[dict[str, dict[str, float]]] = []  # calls, bytes and seconds by operation, a dict a rank
     hosts: list[str] = []  # by rank
     shares: list[Share] = []  # what each rank did, in this sitting
@@ -161,6 +175,8 @@ class RunRecord(BaseModel):
     lost: list[str] = []  # workers that were lost while the others went on
     peak_memory: int  # bytes, the largest rank
     memory: list[int] = []  # of every rank, before the first checkpoint was put together
+    memory_of: Literal["host", "device"] = "host"  # whose: main memory, or what torch reserved on the GPU
+    host_memory: int | None = None  # bytes, the largest rank's main memory where the others are a GPU's
     pace: list[Pace | None] = []  # of every rank; none where it made too few steps
     steady_samples_per_second: float | None = None  # of this sitting, the first steps left out
     timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; begins at 0
@@ -185,7 +201,18 @@ class RunRecord(BaseModel):
     @property
     def worker_phases(self) -> dict[str, float]:
         """Seconds by phase of the first rank that trains and was not lost."""
-        return next((phases for phases in self.phases[self.spec.servers :] if phases), self.phases[0])
+        first = self.spec.servers
+        ranks = (rank for rank, phases in enumerate(self.phases) if phases and rank >= first)
+        return self.phases_of(next(ranks, 0))
+
+    def phases_of(self, rank: int) -> dict[str, float]:
+        """Seconds by phase of a rank; where steps ran free, training is divided as in synchronized ones."""
+        phases, pace = self.phases[rank], self.pace[rank] if rank < len(self.pace) else None
+        if pace is None or not pace.sampled:
+            return phases
+        training = sum(training_phases(phases).values()) / (sum(pace.phases.values()) or 1.0)
+        aside = {name: phases[name] for name in ASIDE if name in phases}
+        return {**{name: seconds * training for name, seconds in pace.phases.items()}, **aside}
 
     @property
     def mean_staleness(self) -> float | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from manyhands.device import choose
 from manyhands.errors import InterruptedRunError
 from manyhands.place import Place
 from manyhands.spec import RunSpec
@@ -31,7 +32,8 @@ class Rehearsal(NamedTuple):
 
 def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
     """Make some steps with dropout switched off; rank 0 returns where they led."""
-    with own_state(threads_of(spec, place)), closing(Station(place, spec)) as station:
+    hardware = choose(spec.device, place.local_rank)
+    with own_state(threads_of(spec, place), hardware), closing(Station(place, spec)) as station:
         model = station.worker.model
         dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
         for module in dropouts:
@@ -46,7 +48,8 @@ def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
                 losses.append(station.worker.step(batch.micro_batches, batch.size, lr).loss)
                 station.position.step += 1
                 station.position.samples += batch.size
-        state = {name: tensor.detach().clone() for name, tensor in station.worker.state().items()}
+        # on the host: whoever asked may have no such device, or another
+        state = {n: tensor.detach().to("cpu", copy=True) for n, tensor in station.worker.state().items()}
         return Rehearsal(state, losses, len(norms), len(dropouts)) if place.rank == 0 else None
 
 
@@ -56,7 +59,8 @@ def measure(place: Place, spec: RunSpec, seconds: float) -> float | None:
     Then rank 0 raises it.
     """
     leads = place.rank == 0
-    with own_state(threads_of(spec, place)), Stop() as stop, closing(Station(place, spec)) as station:
+    threads, hardware = threads_of(spec, place), choose(spec.device, place.local_rank)
+    with own_state(threads, hardware), Stop() as stop, closing(Station(place, spec)) as station:
         times: list[float] = []
 
         def asked() -> int | None:
@@ -68,6 +72,7 @@ def measure(place: Place, spec: RunSpec, seconds: float) -> float | None:
             return Votes(stop=asked() is not None, over=over)
 
         station.begin()
+        station.clock.exact = False  # nobody asks for phases here, and waiting for a device takes time
         with closing(station.feed.read(0)) as reader:
             began = before = time.perf_counter()
             over = False

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from manyhands import axes, words
+from manyhands.device import HOST, choose
 from manyhands.errors import UsageError
 from manyhands.memory.blocks import blocks_of, joined
 from manyhands.recipes import RECIPES
@@ -43,9 +44,9 @@ def resolve(spec: RunSpec) -> RunSpec:
             f"batch {batch} cannot be divided over {spec.workers} x {spec.accumulate} "
             "(workers x accumulate): some would have no sample"
         )
-    choose_device(spec.device)
+    choose(spec.device)
     # what all workers write into is main memory
-    device = "cpu" if spec.strategy == "hogwild" and choose_device("auto").type != "cpu" else spec.device
+    device = "cpu" if spec.strategy == "hogwild" and choose("auto") is not HOST else spec.device
     if spec.sync_batchnorm and 0 < n % batch < spec.workers * spec.accumulate:
         raise UsageError(
             f"--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last "
@@ -132,15 +133,6 @@ def _without_momentum(
     if "lr" in own and "lr" not in given:
         plain["lr"] = round(own["lr"] / (1.0 - momentum), 12)
     return plain
-
-
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of this name, for the worker of this number on its host; `auto` is CUDA if there is any."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda: this torch sees no CUDA device (known here: cpu)")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def _builder(recipe: str) -> axes.Builder:

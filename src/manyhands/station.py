@@ -20,12 +20,13 @@ from manyhands.checkpoint import random_state, restore_random_state
 from manyhands.clock import Clock
 from manyhands.data.base import Batch, Request
 from manyhands.data.order import Order, Share, key
+from manyhands.device import Device, choose
 from manyhands.drills import DrilledCompute, DrilledDataset, SlowedCompute
 from manyhands.errors import UsageError
 from manyhands.feed import Feed
 from manyhands.gauge import Gauge, Gauged
 from manyhands.place import NOTE, Place, Status
-from manyhands.resolve import choose_device, make_recipe
+from manyhands.resolve import make_recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
 from manyhands.strategies.base import Compute, Setup, Timed
@@ -56,9 +57,10 @@ class Station:
         self.memory: Offload | None = None
         self.gauge = Gauge()
         self._steps = 0
-        self.device = choose_device(spec.device, place.local_rank)
+        self.hardware = choose(spec.device, place.local_rank)
+        self.device = self.hardware.where
         dtype: torch.dtype = getattr(torch, spec.dtype)
-        self.clock = Clock(torch.cuda.synchronize if self.device.type == "cuda" else None)
+        self.clock = Clock(self.hardware.synchronize if self.hardware.asynchronous else None)
         place.line.watch(self.status)
         self._fault = faults.from_environment() if drill else None
         self.task = self._at_home(find.build(spec.task, spec.options), dtype)
@@ -132,10 +134,10 @@ class Station:
 
     def _worker(self, dtype: torch.dtype) -> Any:
         """The strategy's worker around a model that is the same for the same seed, wherever it is built."""
-        seed(self.spec.seed)
+        seed(self.spec.seed, self.hardware)
         model = self.task.model().to(self.device, dtype)
         if self.place.rank:
-            seed(key(self.spec.seed, self.place.rank))  # each worker drops out its own units
+            seed(key(self.spec.seed, self.place.rank), self.hardware)  # each worker drops out its own units
         strategy = axes.member("strategy", STRATEGIES, self.spec.strategy)
         spec = self.spec
         setup = Setup(
@@ -166,7 +168,9 @@ class Station:
             from manyhands.memory.offload import Offload
 
             spec = self.spec
-            self.memory = Offload(spec.offload, spec.memory, spec.offload_to, self.choices)
+            self.memory = Offload(
+                spec.offload, spec.memory, spec.offload_to, self.choices, device=self.hardware
+            )
             compute = Compute(self.task.loss, self.memory.run)
         if (factor := faults.slowness(self.place.rank)) > 1.0:
             compute = SlowedCompute(compute, factor)
@@ -201,24 +205,25 @@ def threads_of(spec: RunSpec, place: Place) -> int:
 
 
 @contextmanager
-def own_state(threads: int) -> Iterator[None]:
-    """Threads, memory and random state are the worker's own while it works; then its process's again."""
-    before = torch.get_num_threads()
-    tensors, numbers = random_state()
-    deterministic = torch.backends.cudnn.deterministic
-    torch.set_num_threads(threads)
-    torch.backends.cudnn.deterministic = True  # law 6: a resumed run is bit-identical
-    try:
-        with kept_memory():
-            yield
-    finally:
-        torch.backends.cudnn.deterministic = deterministic
-        torch.set_num_threads(before)
-        restore_random_state(tensors, numbers)
+def own_state(threads: int, device: Device) -> Iterator[None]:
+    """Device, threads, memory and random state are the worker's own while it works; then its process's again.
+
+    The device comes first: nothing else may touch it before.
+    """
+    with device.taken():
+        before = torch.get_num_threads()
+        tensors, numbers = random_state(device)
+        torch.set_num_threads(threads)
+        try:
+            with kept_memory():
+                yield
+        finally:
+            torch.set_num_threads(before)
+            restore_random_state(tensors, numbers, device)
 
 
-def seed(number: int) -> None:
+def seed(number: int, device: Device) -> None:
     """Set every generator a task may draw from."""
-    torch.manual_seed(number % 2**63)
+    device.seed(number % 2**63)
     np.random.seed(number % 2**32)
     random.seed(number)

@@ -143,6 +143,7 @@ class Course:
             test_loss=test_loss,
             worker=worker,
             staleness=staleness,
+            synchronized=self.clock.exact,
         )
         for observer in self.observers:
             observer.stepped(record)

@@ -20,6 +20,7 @@ from manyhands import environment
 from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
 from manyhands.clock import Span, training_phases
 from manyhands.data.order import key
+from manyhands.device import choose
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError
 from manyhands.files import write_atomically
 from manyhands.folder import Journal, RunFolder
@@ -59,7 +60,8 @@ class Job:
 def work(place: Place, job: Job) -> RunRecord | None:
     """Be one worker of a run, from building the model to the record, which is rank 0's to return."""
     threads = threads_of(job.spec, place)
-    with own_state(threads), Stop() as stop:
+    hardware = choose(job.spec.device, place.local_rank)
+    with own_state(threads, hardware), Stop() as stop:
         return Session(place, job, threads, stop).run()
 
 
@@ -95,6 +97,7 @@ class Report(NamedTuple):
     phases: dict[str, float]
     peak_memory: int
     memory: int  # before the first checkpoint
+    host_memory: int
     traffic: dict[str, dict[str, float]]
     share: Share
     pace: Pace | None
@@ -234,10 +237,12 @@ class Session:
 
     def _save(self, here: Position) -> None:
         self.journal.flush()
-        self._memory = self._memory or environment.peak_memory()  # a checkpoint takes more than training does
+        hardware = self.station.hardware
+        self._memory = self._memory or hardware.most()  # a checkpoint takes more than training does
         state = self.station.worker.state()  # all ranks put it together, rank 0 writes it
         # where each goes at its own pace no two runs are alike, and only rank 0 is here
-        randoms = [random_state()] if self.station.free else self.place.line.exchange(random_state())
+        own = random_state(hardware)
+        randoms = [own] if self.station.free else self.place.line.exchange(own)
         if not self.leads:
             return
         tensors = {
@@ -258,7 +263,7 @@ class Session:
         rank, numbers = self.place.rank, saved.state["random"]
         numbers = [numbers] if isinstance(numbers, dict) else numbers  # 0.1.0 had one worker
         if rank >= len(numbers):
-            seed(key(self.spec.seed, rank, step))
+            seed(key(self.spec.seed, rank, step), self.station.hardware)
             return
         mark = _random_name("random/", rank)
         own = {
@@ -266,7 +271,7 @@ class Session:
             for name, tensor in saved.tensors.items()
             if name.startswith(mark)
         }
-        restore_random_state(own, numbers[rank])
+        restore_random_state(own, numbers[rank], self.station.hardware)
 
     def _write_model(self) -> None:
         tensors = separate(self.station.worker.model.state_dict())
@@ -308,11 +313,10 @@ class Session:
         spec, here, start = self.spec, self.here, self._start()
         traffic = {name: asdict(each) for name, each in self.station.traffic.traffic.items()}
         share = Share(samples=self.feed.read_so_far, steps=here.step)
-        peak = environment.peak_memory()
-        pacer = self.trainer.pacer
-        mine = Report(
-            self.clock.stopped(), peak, self._memory or peak, traffic, share, pacer.pace, pacer.traced
-        )
+        hardware, pacer = self.station.hardware, self.trainer.pacer
+        hardware.synchronize()  # what it still has to do is a part of the run
+        peak = (hardware.most(), self._memory or hardware.most(), environment.peak_memory())
+        mine = Report(self.clock.stopped(), *peak, traffic, share, pacer.pace, pacer.traced)
         reports: list[Report | None] = self.place.line.exchange(mine)
         if not self.leads:
             return None
@@ -354,6 +358,8 @@ class Session:
             lost=keeper.lost if keeper else [],
             peak_memory=max(report.peak_memory for report in known),
             memory=[report.memory if report else 0 for report in reports],
+            memory_of=hardware.memory_of,
+            host_memory=max(r.host_memory for r in known) if hardware.memory_of == "device" else None,
             pace=[report.pace if report else None for report in reports],
             steady_samples_per_second=(keeper.pacer if keeper else pacer).samples_per_second,
             timeline=timeline(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,12 +16,12 @@ from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
 from manyhands.transports.torch_ import Torch
-from parity.alike import Sometimes, batches, make, normed, share
+from parity.alike import Sometimes, batches, make, normed, plain, share
 from transports.gangs import processes
 
 RECIPE = constant(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)
 SIZES = (9, 10, 2, 7)  # two samples for three workers: the ragged end of an epoch
-MODELS = {"sometimes": Sometimes, "normed": normed}
+MODELS = {"sometimes": Sometimes, "plain": plain, "normed": normed}  # unused parameters are sought in one
 
 
 def train(
@@ -41,14 +45,19 @@ def of_sometimes(transport: Transport) -> tuple[dict[str, Tensor], list[float], 
     return ddp(transport, "sometimes", 2)
 
 
+def of_plain(transport: Transport) -> tuple[dict[str, Tensor], list[float], Votes]:
+    return ddp(transport, "plain", 2)
+
+
 def of_normed(transport: Transport) -> tuple[dict[str, Tensor], list[float], Votes]:
     return ddp(transport, "normed", 1)
 
 
-def test_ddp_equals_one_worker() -> None:
-    setup = Setup(make(Sometimes), RECIPE, Compute(nn.functional.cross_entropy), Solo())
+@pytest.mark.parametrize(("build", "trained"), [(Sometimes, of_sometimes), (plain, of_plain)])
+def test_ddp_equals_one_worker(build: Callable[[], nn.Module], trained: Callable[..., Any]) -> None:
+    setup = Setup(make(build), RECIPE, Compute(nn.functional.cross_entropy), Solo())
     expected, losses, _ = train(Single(setup), 0, 1, 1)
-    for state, found, votes in processes(Torch, ("here",) * 3, of_sometimes):
+    for state, found, votes in processes(Torch, ("here",) * 3, trained):
         assert votes == Votes(save=True)
         assert max(abs(a - b) for a, b in zip(found, losses, strict=True)) < 1e-12
         for name, tensor in expected.items():

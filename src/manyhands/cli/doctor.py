@@ -55,12 +55,12 @@ def examine() -> list[Finding]:
 def _torch() -> Finding:
     try:
         import torch
+
+        from manyhands import device
     except ImportError as error:
         return Finding("miss", "torch", f"cannot be imported ({error}): pip install 'torch>=2.8,<2.14'")
-    if torch.cuda.is_available():
-        return Finding(
-            "ok", "torch", f"{torch.__version__}, {words.plural(torch.cuda.device_count(), 'CUDA device')}"
-        )
+    if found := device.count():
+        return Finding("ok", "torch", f"{torch.__version__}, {words.plural(found, 'CUDA device')}")
     return Finding("ok", "torch", f"{torch.__version__}, no CUDA: training on the CPU")
 
 

@@ -119,6 +119,10 @@ def _noise(record: RunRecord) -> list[str]:
 def _memory(record: RunRecord) -> str:
     """`410 MB at the most`, and what each rank took to train where there are several."""
     most = f"{words.size(record.peak_memory)} at the most"
+    if record.memory_of == "device":
+        most = f"{words.size(record.peak_memory)} of the GPU at the most"
+        if record.host_memory is not None:
+            most += f", {words.size(record.host_memory)} of the host"
     if len(record.memory) < 2:
         return most
     return f"{most}; training {', '.join(words.size(each) for each in record.memory)} by rank"
@@ -129,8 +133,8 @@ def _workers(record: RunRecord) -> list[str]:
     if len(record.phases) < 2:
         return []
     lines = []
-    for rank, phases in enumerate(record.phases):
-        training = training_phases(phases)
+    for rank in range(len(record.phases)):
+        training = training_phases(record.phases_of(rank))
         total = sum(training.values()) or 1.0
         shares = ", ".join(
             f"{name} {words.percent(training.get(name, 0.0) / total)}" for name in ("communication", "wait")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from manyhands.device import of
 from manyhands.errors import UsageError
 
 ROUNDS = 3  # the best of so many counts
@@ -166,5 +167,4 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
 
 
 def _finish(tensor: Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+    of(tensor.device).synchronize()

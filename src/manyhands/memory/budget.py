@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from manyhands.environment import peak_memory
+from manyhands.device import HOST, Device
 from manyhands.memory.plan import Speed
 from manyhands.memory.store import Store
 
@@ -19,21 +17,14 @@ SPARE = 16 * 2**20  # bytes for what nobody counts
 STEPS = 4  # at the beginning, after which nothing new is expected
 
 
-def held() -> int:
-    """Bytes that this process has in memory now, or has on its device."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.cuda.memory_reserved()
-    table = Path("/proc/self/statm")
-    if table.exists():
-        return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return peak_memory()
+def held(device: Device = HOST) -> int:
+    """Bytes that this process has now, in the memory that its device computes in."""
+    return device.held()
 
 
-def most() -> int:
-    """The most bytes it has ever held."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.cuda.max_memory_reserved()
-    return peak_memory()
+def most(device: Device = HOST) -> int:
+    """The most bytes it has had there."""
+    return device.most()
 
 
 def gradients_to_come(module: nn.Module) -> int:
@@ -48,8 +39,8 @@ class Others:
     seen. Where a step took more than the budget, though the plan said it would not, the difference is added.
     """
 
-    def __init__(self, budget: int | None, remembered: int | None = None) -> None:
-        self._budget, self._remembered = budget, remembered
+    def __init__(self, budget: int | None, remembered: int | None = None, device: Device = HOST) -> None:
+        self._budget, self._remembered, self._device = budget, remembered, device
         self._looks = 0
         self._most = self._over = self._held = 0
 
@@ -65,9 +56,9 @@ class Others:
         if not self._looks:
             parameters = sum(p.nbytes for p in module.parameters() if p.requires_grad)
             optimizer = parameters if self._remembered is None else self._remembered
-        self._held = max(self._held, held() + coming + optimizer)
+        self._held = max(self._held, held(self._device) + coming + optimizer)
         if not self._looks:
-            self._most = most()
+            self._most = most(self._device)
         self._looks += 1
 
     def grown(self, module: nn.Module) -> bool:
@@ -75,8 +66,8 @@ class Others:
         if self._budget is None or self._looks > STEPS:
             return False
         before, self._looks = self.nbytes, self._looks + 1
-        self._held = max(self._held, held() + gradients_to_come(module))
-        now = most()
+        self._held = max(self._held, held(self._device) + gradients_to_come(module))
+        now = most(self._device)
         if now > max(self._most, self._budget):
             self._over += now - max(self._most, self._budget)
         self._most = max(now, self._most)

@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from manyhands import words
 from manyhands.allocator import returned_memory
+from manyhands.device import HOST, Device
 from manyhands.errors import UsageError
 from manyhands.memory import budget, plan, profile
 from manyhands.memory.hooks import AHEAD, Tape
@@ -53,6 +54,7 @@ class Offload:
         choices: dict[str, Any] | None = None,
         *,
         remembered: int | None = None,  # bytes of an optimiser's memory that are still to come
+        device: Device = HOST,
     ) -> None:
         self._mode, self._memory, self._folder = mode, memory, folder
         self._choices = {} if choices is None else choices
@@ -63,7 +65,8 @@ class Offload:
         self._runs = 0
         self._tapes: WeakSet[Tape] = WeakSet()  # of passes that backward has not finished
         self._passes = 1  # that were in flight at a time
-        self._others = budget.Others(memory, remembered)
+        self._device = device
+        self._others = budget.Others(memory, remembered, device)
         self._open = ExitStack()
 
     def run(self, module: nn.Module, inputs: Tensor) -> Tensor:
@@ -117,8 +120,8 @@ class Offload:
 
     def _choose(self, module: nn.Module, inputs: Tensor) -> Way:
         if self._store is None:
-            cuda = inputs.is_cuda
-            self._store = PinnedStore(inputs.device) if cuda else DiskStore(self._folder)
+            pinned = self._device.memory_of == "device"  # then main memory is nearer than a disk
+            self._store = PinnedStore(self._device) if pinned else DiskStore(self._folder)
             self._open.callback(self._store.close)
             self._open.enter_context(returned_memory())  # what is kept for the next step is not spared
         units = profile.units_of(module)

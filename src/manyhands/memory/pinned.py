@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from manyhands.device import Device
 from manyhands.memory.store import Parcel
 
 
@@ -21,12 +22,12 @@ from manyhands.memory.store import Parcel
 class PinnedStore:
     """Device to pinned host memory; a parcel's `source` is its copy on the host."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, on: Device) -> None:
         self.written = self.read = 0
         self.waited = 0.0
         self.in_flight = 0  # copies are queued on the device, which frees memory in the order of its work
-        self.device = device
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.device, self._on = on.where, on
+        self._side = on.side()
         self._free: dict[int, list[Tensor]] = {}  # pinning is slow: buffers are used again
         self._dropped: deque[Parcel] = deque()
 
@@ -36,14 +37,14 @@ class PinnedStore:
     def send(self, source: Tensor) -> Parcel:
         """Begin to copy out."""
         self._sweep()
-        computing = torch.cuda.current_stream(self.device)
+        computing = self._on.computing()
         parcel = Parcel(source)
         known = self._free.get(parcel.nbytes)
-        host = known.pop() if known else torch.empty(parcel.nbytes, dtype=torch.uint8, pin_memory=True)
+        host = known.pop() if known else self._on.pinned(parcel.nbytes)
         self._side.wait_stream(computing)
-        with torch.cuda.stream(self._side):
+        with self._on.on(self._side):
             host.copy_(source, non_blocking=True)
-        source.record_stream(self._side)
+        self._on.keep(source, self._side)
         parcel.source, parcel.state, parcel.ready = host, "away", self._side.record_event()
         self.written += parcel.nbytes
         return parcel
@@ -58,7 +59,7 @@ class PinnedStore:
         if parcel.state != "away":
             return
         assert parcel.source is not None
-        with torch.cuda.stream(self._side):  # its own copies are in order: out before in
+        with self._on.on(self._side):  # its own copies are in order: out before in
             buffer = torch.empty(parcel.nbytes, dtype=torch.uint8, device=self.device)
             buffer.copy_(parcel.source, non_blocking=True)
         parcel.buffer, parcel.state, parcel.ready = buffer, "here", self._side.record_event()
@@ -70,9 +71,9 @@ class PinnedStore:
         self.want(parcel)
         assert parcel.buffer is not None
         assert parcel.ready is not None
-        computing = torch.cuda.current_stream(self.device)
+        computing = self._on.computing()
         computing.wait_event(parcel.ready)
-        parcel.buffer.record_stream(computing)
+        self._on.keep(parcel.buffer, computing)
         self.waited += time.perf_counter() - since
         return parcel.buffer
 
@@ -97,7 +98,7 @@ class PinnedStore:
         for _ in range(len(self._dropped)):
             parcel = self._dropped.popleft()
             assert parcel.ready is not None
-            if parcel.ready.query():  # type: ignore[no-untyped-call]
+            if parcel.ready.query():
                 assert parcel.source is not None
                 self._free.setdefault(parcel.nbytes, []).append(parcel.source)
             else:

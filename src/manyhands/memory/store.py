@@ -17,6 +17,7 @@ from typing import Literal, Protocol, final
 import torch
 from torch import Tensor
 
+from manyhands.device import Event
 from manyhands.errors import StorageError
 from manyhands.memory.folder import Scratch, choose
 from manyhands.memory.slots import PAGE, Slots, whole_pages
@@ -40,7 +41,7 @@ class Parcel:
         self.state: State = "waiting"
         self.slot: int | None = None
         self.wanted = self.dropped = False
-        self.ready: torch.cuda.Event | None = None  # on CUDA: when the last copy is done
+        self.ready: Event | None = None  # on CUDA: when the last copy is done
 
 
 class Store(Protocol):

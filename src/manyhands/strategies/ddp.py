@@ -3,6 +3,11 @@
 DDP takes the plain mean over workers, so each loss is weighted by the number of workers first; what is left
 is the mean over samples (law 4). It hangs when a worker has no sample at all, so such a step (the ragged end
 of an epoch) sums its gradients without it.
+
+It waits for a gradient of every parameter, unless it looks in each step which ones the loss depends on. Where
+one is missing without that, buckets are left unsummed and workers' messages get out of step before DDP
+notices: there is no going back from there, so the search is spared only where a model's structure rules it
+out. The sums run beside backward, and what is left of them when it ends is charged to `backward`.
 """
 
 from __future__ import annotations
@@ -18,8 +23,10 @@ from torch.nn import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from manyhands.data.base import Batch
+from manyhands.errors import ManyhandsError, UsageError
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
+from manyhands.strategies.always import all_used
 from manyhands.strategies.base import Agreed, Outcome, Setup, Votes
 from manyhands.strategies.notes import Notes
 from manyhands.strategies.same import check_same_model, spread_buffers, trained
@@ -36,12 +43,18 @@ class Ddp(Agreed):
     def __init__(self, setup: Setup) -> None:
         self._transport, self._compute, self._clip = setup.transport, setup.compute, setup.recipe.clip
         group: Any = getattr(setup.transport, "process_group", None)
+        if group is None and setup.transport.size > 1:
+            raise UsageError(
+                f"{setup.transport.size} workers whose models are on CUDA sum their gradients through "
+                "torch.distributed, which this transport is not: use --transport torch, or --device cpu"
+            )
         check_same_model(setup.model, setup.transport)
         spread_buffers(setup.model, setup.transport)
         self.model = setup.model
         if setup.sync_batchnorm and group is not None:
             self.model = SyncBatchNorm.convert_sync_batchnorm(self.model, group)  # type: ignore[no-untyped-call]
         self._named = trained(self.model)
+        self._searches = not all_used(self.model)
         self._replica = (
             None
             if group is None  # one worker
@@ -50,7 +63,7 @@ class Ddp(Agreed):
                 process_group=group,
                 gradient_as_bucket_view=True,
                 **_NO_BUFFERS,  # notes do that, weighted
-                find_unused_parameters=True,
+                find_unused_parameters=self._searches,
             )
         )
         self._notes = Notes(self.model, len(self._named))
@@ -81,6 +94,8 @@ class Ddp(Agreed):
         if not everybody:
             self._sum_by_hand()
         touched = [parameter.grad is not None for parameter in self._named.values()]
+        if everybody and not self._searches and not all(touched):
+            raise ManyhandsError(self._missing(touched))
         self._notes.write(mean, votes(), touched, samples / total)
         self._transport.all_reduce(self._summed.copy_(self._own))
         outcome, _ = self._notes.read()
@@ -98,6 +113,13 @@ class Ddp(Agreed):
         """Put them back."""
         state.unpack(tensors, self.model, self._optimizer)
         self._notes.rebase()
+
+    def _missing(self, touched: list[bool]) -> str:
+        name = next(name for name, has in zip(self._named, touched, strict=True) if not has)
+        return (
+            f"parameter {name} got no gradient, though by its structure this model uses all it has in every "
+            "step: gradients of this step are not summed, and training cannot go on"
+        )
 
     def _sum_by_hand(self) -> None:
         parameters = list(self._named.values())

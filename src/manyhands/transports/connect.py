@@ -43,7 +43,8 @@ def connect(
     from manyhands.transports.hosts import Hosts
 
     build = member
-    if name in MESSAGES and 1 < len(grid.rows(place.hosts)) < place.size:
+    on_gpus = device is not None and device.type != "cpu"  # workers of a host share no memory there
+    if name in MESSAGES and not on_gpus and 1 < len(grid.rows(place.hosts)) < place.size:
         build = partial(Hosts, between=member)
     made: Transport = build(place, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
     return made

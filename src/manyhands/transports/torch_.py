@@ -1,4 +1,9 @@
-"""Workers who exchange messages through torch.distributed: gloo for tensors on the CPU, NCCL on CUDA."""
+"""Workers who exchange messages through torch.distributed: gloo for tensors on the CPU, NCCL on CUDA.
+
+From one rank to another gloo carries everything, through main memory: NCCL does what a pair of ranks asks of
+it in order, so two that send to each other and then receive wait for each other without end, and it has no
+message from whoever comes first. A strategy may do both (a pipeline does at every micro-batch).
+"""
 
 from __future__ import annotations
 
@@ -144,7 +149,7 @@ class Torch:
 
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """A small tensor is copied and on its way; a large one is waited for, unless it may be ahead."""
-        whole = self._row(tensor)
+        whole = wire.row(tensor)
         most = max(ahead, IN_FLIGHT if whole.nbytes <= EAGER else 0)
         if most and whole.data_ptr() == tensor.data_ptr():
             whole = whole.clone()
@@ -161,14 +166,14 @@ class Torch:
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """Waits until all of it is there."""
-        whole = self._row(tensor)
+        whole = wire.row(tensor)
         message = wire.as_bytes(whole)
         self._do("recv", lambda: dist.recv(message, group=self.process_group, group_src=source), source)
         return wire.back(whole, tensor)
 
     def recv_any(self, tensor: Tensor) -> int:
         """Waits until all of the first is there."""
-        whole = self._row(tensor)
+        whole = wire.row(tensor)
         message = wire.as_bytes(whole)
         source: int = self._do("recv_any", lambda: dist.recv(message, group=self.process_group))
         wire.back(whole, tensor)

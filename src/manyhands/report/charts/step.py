@@ -168,7 +168,7 @@ def memory(findings: Findings) -> Figure | None:
                 "variant": each.variant,
                 "title": names[each.run],
                 "megabytes": tidy(each.memory / 1e6),
-                "shown": words.size(each.memory),
+                "shown": _taken(findings, each),
                 "messages": None,
                 "run": common.short(each.run),
             }
@@ -181,12 +181,19 @@ def memory(findings: Findings) -> Figure | None:
             for rank, taken in enumerate(findings.by_run[each.run].memory)
         ]
         most, least = (pick(known, key=lambda each: each.memory) for pick in (max, min))
-        text = f"{task}: a rank of {_spoken(findings, most)} takes {words.size(most.memory)}"
+        text = f"{task}: a rank of {_spoken(findings, most)} takes {_taken(findings, most)}"
         if most.memory > least.memory:
-            text += f", of {_spoken(findings, least)} {words.size(least.memory)}"
+            text += f", of {_spoken(findings, least)} {_taken(findings, least)}"
         return _bars(findings, task, data, "megabytes:Q", "megabytes a rank", "Memory", text + ".", ranks)
 
     return _each_task(findings, draw)
+
+
+def _taken(findings: Findings, each: Breakdown) -> str:
+    """The memory of the largest rank, and whose it is where that is not the host's."""
+    record = findings.by_run.get(each.run)
+    on_gpu = record is not None and record.memory_of == "device"
+    return words.size(each.memory) + (" of the GPU" if on_gpu else "")
 
 
 def _bars(

@@ -18,6 +18,8 @@ def conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[n
 class PadShortcut(nn.Module):
     """Option A of He et al.: every second pixel, and zeros for the channels that are new; no parameters."""
 
+    uses_all_members = True  # strategies/always.py
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
@@ -31,6 +33,8 @@ class PadShortcut(nn.Module):
 
 class Residual(nn.Module):
     """relu(shortcut(x) + body(x)); the body's last gamma starts at 0, so a new block is its shortcut."""
+
+    uses_all_members = True  # in every call
 
     def __init__(self, body: list[nn.Module], shortcut: nn.Module) -> None:
         super().__init__()
