@@ -44,7 +44,7 @@ class Transport(Protocol):
         """
 
     @property
-    def messages(self) -> Transport:
+    def messages(self) -> Messages:
         """The transport by which any rank of the gang reaches any other with messages of one kind."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -97,3 +97,10 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back; closing twice is allowed."""
+
+
+class Messages(Transport, Protocol):
+    """A transport that can make others out of parts of itself."""
+
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
+        """The transport of this rank's group; all ranks must ask for the same groups, each in one of them."""

@@ -59,6 +59,10 @@ class Wrapper:
         """Wrapped alike."""
         return self._part("messages")
 
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Self:
+        """Wrapped alike."""
+        return self.again(self.around("parts", 0, self.inner.messages.parts, groups))
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The inner transport's."""
         return self.around("all_reduce", tensor.nbytes, self.inner.all_reduce, tensor)
