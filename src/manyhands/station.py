@@ -104,6 +104,7 @@ class Station:
     def begin(self) -> None:
         """From now on steps are made, and who stands still is stuck."""
         self.begun = True
+        self.traffic.begin()
         if self.place.line.board is not None:
             self.clock.note = partial(self._write_down, self.place.line.board)
 

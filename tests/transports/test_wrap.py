@@ -68,7 +68,7 @@ def test_counting_counts() -> None:
         "all_gather": (1, 12),
         "barrier": (2, 0),
         "share": (1, 0),
-        "add_shared": (1, 32),
+        "add_shared": (1, 16),
     }
     first, second = Group(2).run(work)
     assert first == {**both, "send": (1, 20)}
