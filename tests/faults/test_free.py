@@ -34,7 +34,7 @@ EPOCHS = 25
 HOGWILD, SERVER = ("hogwild", 1, 2), ("server", 2, 3)
 BOTH = pytest.mark.parametrize(("strategy", "lost", "ranks"), [HOGWILD, SERVER], ids=["hogwild", "server"])
 KILLED = r"was killed by signal 9 \(SIGKILL, often: out of memory\)"
-OPERATION = r"(lock|work|request|answer|add_shared|put_shared|read_shared|send|recv|recv_any) [\d,]+"
+OPERATION = r"(lock|work|request|answer|add_shared|send|recv|recv_any) [\d,]+"
 FAULTS = {
     "SIGKILL": rf"{KILLED} at step 8, in {OPERATION}; the others go on",
     "exit:data": r"ended with exit code 3 at step 8, in data; the others go on",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 Awaited = Literal["work", "answer", "request", "room", "activation", "gradient"]
+InPlace = Literal["put_shared", "read_shared"]
 EXCLUSIVE = 4  # locks of a host
 CPU = torch.device("cpu")
 PATIENCE = (
@@ -123,6 +124,6 @@ def inside(transport: Any, operation: str, nbytes: int, call: Callable[[Any], T]
     return result
 
 
-def in_place(transport: Transport, operation: Literal["put_shared", "read_shared"], nbytes: int) -> None:
+def in_place(transport: Transport, operation: InPlace, nbytes: int) -> None:
     """Tell wrappers what is handed over where it lies in shared memory: there is nothing to do."""
     inside(transport, operation, nbytes, lambda inner: None)

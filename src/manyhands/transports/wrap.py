@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manyhands.clock import ASIDE, Clock
 from manyhands.faults import Fault
-from manyhands.transports.base import Awaited, Transport
+from manyhands.transports.base import Awaited, InPlace, Transport
 
 T = TypeVar("T")
 _WAITS = ("barrier", "lock", *get_args(Awaited))  # in which nothing is moved
@@ -279,7 +279,7 @@ class Faulty(Wrapper):
         return type(self)(inner, self._fault, self._step, self._who)
 
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
-        """Now, or not yet."""
-        if self._fault.due(self._who, self._step(), "collective"):
+        """Now, or not yet; what needs nobody's doing is no place to fail in."""
+        if operation not in get_args(InPlace) and self._fault.due(self._who, self._step(), "collective"):
             self._fault.strike()
         return call(*arguments)
