@@ -595,11 +595,12 @@ def test_any_strategy_goes_on_from_an_average_and_the_other_way_round(recipe: st
         same({n: t for n, t in ours.items() if n.startswith(("model/", "optimizer/"))}, theirs)
 
 
-def test_another_optimiser_begins_without_memory() -> None:
+@pytest.mark.parametrize("chosen", [MEAN, NESTEROV], ids=["mean", "nesterov"])
+def test_another_optimiser_begins_without_memory(chosen: AverageOptions) -> None:
     """A run that goes on with another optimiser is given no memory of the old one: nor are its workers."""
-    [(state, _, _), *_] = trained(2, even(2, 6), MEAN)
+    [(state, _, _), *_] = trained(2, even(2, 6), chosen)
     given = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
-    for found, _, _ in trained(2, even(2, 1), MEAN, RECIPES["adamw"], given):
+    for found, _, _ in trained(2, even(2, 1), chosen, RECIPES["adamw"], given):
         steps = {t.item() for name, t in found.items() if name.startswith("optimizer/step/")}
         assert steps == {1.0}
         assert not any("momentum_buffer" in name for name in found)
