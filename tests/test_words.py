@@ -28,6 +28,7 @@ def test_duration(seconds: float, text: str) -> None:
 def test_the_rest() -> None:
     assert words.count(60000, "images") == "60,000 images"
     assert [words.plural(n, "epoch") for n in (1, 2, 0.5)] == ["1 epoch", "2 epochs", "0.5 epochs"]
+    assert words.plural(4_597_260, "parameter") == "4,597,260 parameters"
     parts = [words.plural(n, "micro-batch", "micro-batches") for n in (1, 2)]
     assert parts == ["1 micro-batch", "2 micro-batches"]
     assert words.score(0.98765, "accuracy") == "98.77 %"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.clock import Clock
-from manyhands.data.base import Batch, Request
+from manyhands.data.base import Batch, Dataset, Pooled, Request
 from manyhands.data.order import Order, Share, in_order, split
 from manyhands.spec import RunSpec
 from manyhands.tasks.base import Task
@@ -82,6 +82,15 @@ class Feed:
                 batch = self.prepare(batch)
                 self.counts["samples"] += batch.size
             yield batch
+
+
+def pooled(task: Task, until: ExitStack) -> Task:
+    """The task with data sets whose decoders last until the stack is closed, not for a stream only."""
+
+    def kept(dataset: Dataset) -> Dataset:
+        return until.enter_context(dataset.pooled()) if isinstance(dataset, Pooled) else dataset
+
+    return replace(task, train=kept(task.train), test=kept(task.test))
 
 
 @torch.inference_mode()

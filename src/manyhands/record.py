@@ -168,7 +168,9 @@ class RunRecord(BaseModel):
     target_steps: int | None = None
     curve: list[Evaluation] = []
     phases: list[dict[str, float]]  # seconds by phase, a dict a rank; `phases_of` where steps ran free
-    traffic: list[dict[str, dict[str, float]]] = []  # calls, bytes and seconds by operation, a dict a rank
+    # calls, bytes and seconds of training by operation, a dict for each rank: bytes of payload that it handed
+    # over or took, in one unit for every transport (transports/base.py); old ones count evaluations too
+    traffic: list[dict[str, dict[str, float]]] = []
     hosts: list[str] = []  # by rank
     shares: list[Share] = []  # what each rank did, in this sitting
     staleness: dict[int, int] = {}  # how many updates were that stale, in this sitting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from manyhands.data.order import Order, Share, key
 from manyhands.device import Device, choose
 from manyhands.drills import DrilledCompute, DrilledDataset, SlowedCompute
 from manyhands.errors import UsageError
-from manyhands.feed import Feed
+from manyhands.feed import Feed, pooled
 from manyhands.gauge import Gauge, Gauged
 from manyhands.place import NOTE, Place, Status
 from manyhands.resolve import make_recipe
@@ -63,6 +63,7 @@ class Station:
         self.clock = Clock(self.hardware.synchronize if self.hardware.asynchronous else None)
         place.line.watch(self.status)
         self._fault = faults.from_environment() if drill else None
+        self._decoders = ExitStack()
         self.task = self._at_home(find.build(spec.task, spec.options), dtype)
         self.recipe = make_recipe(spec, self.task)
         assert spec.batch is not None
@@ -105,6 +106,7 @@ class Station:
     def begin(self) -> None:
         """From now on steps are made, and who stands still is stuck."""
         self.begun = True
+        self.traffic.begin()
         if self.place.line.board is not None:
             self.clock.note = partial(self._write_down, self.place.line.board)
 
@@ -121,7 +123,8 @@ class Station:
         NOTE.pack_into(board, 0, self.step, calls, phase.encode(), operation.encode())
 
     def close(self) -> None:
-        """Give back what the transport and the memory hold."""
+        """Give back what the data sets, the transport and the memory hold."""
+        self._decoders.close()
         self.transport.close()
         if self.memory is not None:
             self.memory.close()
@@ -194,6 +197,7 @@ class Station:
     def _at_home(self, task: Task, dtype: torch.dtype) -> Task:
         """The task with its own preprocessing on this device; the built task is shared and stays as it is."""
         task = replace(task, preprocess=copy.deepcopy(task.preprocess).to(self.device, dtype))
+        task = pooled(task, self._decoders)
         if self._fault is not None:
             task = replace(task, train=DrilledDataset(task.train, self._due("data"), self._fault))
         return task

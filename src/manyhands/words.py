@@ -11,8 +11,10 @@ def count(number: float, unit: str = "") -> str:
 
 
 def plural(number: float, unit: str, units: str | None = None) -> str:
-    """`1 worker`, `2 workers`, `0.5 epochs`; `units` where an s is not enough."""
-    return f"{number:,g} {unit}" if number == 1 else f"{number:,g} {units or unit + 's'}"
+    """`1 worker`, `2 workers`, `0.5 epochs`, `4,597,260 parameters`; `units` where an s is not enough."""
+    whole = float(number).is_integer() or number >= 1e6  # of such a number, `g` leaves out digits
+    text = f"{number:,.0f}" if whole else f"{number:,g}"
+    return f"{text} {unit}" if number == 1 else f"{text} {units or unit + 's'}"
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -159,6 +159,42 @@ def test_no_thread_is_left_when_the_stream_ends_or_its_reader_fails(folder):
     assert decoder_threads() == []
 
 
+def test_pooled_streams_share_their_threads_and_read_the_same(folder):
+    data = opened(folder, AUGMENT, decoders=3)
+    pieces = [request(*samples, epoch=epoch) for epoch in range(4) for samples in ((0, 4), (2,), (5, 1, 3))]
+    expected = [batch for piece in pieces for batch in data.stream([piece], seed=7)]
+    threads = set()
+    with data.pooled() as kept:
+        for piece, alone in zip(pieces, expected, strict=True):
+            (found,) = kept.stream([piece], seed=7)
+            assert torch.equal(found.inputs, alone.inputs)
+            assert torch.equal(found.targets, alone.targets)
+            threads |= {thread for thread in threading.enumerate() if thread.name.startswith("decoder")}
+        assert 1 <= len(threads) <= 3
+    assert decoder_threads() == []
+
+
+def test_a_pool_goes_on_with_the_next_stream_where_a_reader_stopped_early(folder):
+    read = []
+
+    class Noting(ImageFolder):
+        def read(self, sample: int, epoch: int, seed: int):
+            read.append((sample, epoch))
+            return super().read(sample, epoch, seed)
+
+    plain = opened(folder, decoders=1)
+    data = Noting(plain.root, plain.classes, plain.names, plain.targets, plain.transform, 1)
+    with data.pooled() as kept:
+        stream = kept.stream((request(0, epoch=epoch) for epoch in range(100)), seed=0)
+        next(stream)
+        stream.close()
+        (batch,) = kept.stream([request(5, epoch=200)], seed=0)
+        assert batch.size == 1
+        (last,) = [number for number, (_, epoch) in enumerate(read) if epoch == 200]
+        assert last <= 4 + 1  # what was ahead of the reader, at the most: nobody else's images come first
+    assert decoder_threads() == []
+
+
 def test_what_was_not_begun_is_not_decoded_after_a_stop(folder):
     gate, decoded = threading.Event(), []
 

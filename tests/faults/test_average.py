@@ -209,6 +209,23 @@ def test_a_worker_that_fails_is_started_again_from_the_last_checkpoint(
     equal(here / "whole", here / "again")
 
 
+def test_diloco_killed_after_an_average_goes_on_with_each_ranks_own_optimizer(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All models are the same then, and still the workers are not: their momentum is their own."""
+    diloco = {"every": 4, "outer": "nesterov"}
+    train(here / "whole", options=diloco, epochs=1)
+    monkeypatch.setenv(faults.VARIABLE, "SIGKILL@1:14:backward")
+    record = train(here / "again", options=diloco, epochs=1, checkpoint_every=0, keep=100, restarts=1)
+    assert (record.status, record.resumed) == ("finished", 1)
+    equal(here / "whole", here / "again")
+    paths = Checkpoints(RunFolder(here / "again").checkpoints, "").paths()
+    held = load_file(next(path for path in paths if path.stem == "step-000000012"))
+    first, second = (held[f"rank/{rank}/optimizer/momentum_buffer/1.weight"] for rank in range(2))
+    assert not torch.equal(first, second)
+    assert not any(name.startswith("workers/") for name in held)
+
+
 @pytest.mark.parametrize(("every", "epochs"), [(4, 20), ("end", 20), ("end", 1)])
 def test_divergence_is_said_once(here: Path, every: int | str, epochs: int) -> None:
     """Also where the run is over before workers have talked again: 10 steps are fewer than 32."""

@@ -236,11 +236,13 @@ class Hand:
         self.x[:], self.v[:] = self.mean(self.x), self.mean(self.v)
         self.used[:] = 0
 
-    def diloco(self, lr: float, momentum: float) -> None:
+    def diloco(self, lr: float, momentum: float, averages_inner: bool = False) -> None:
         gradient = self.anchor - self.mean(self.x)
         self.velocity = momentum * self.velocity + gradient
         self.anchor = self.anchor - lr * (gradient + momentum * self.velocity)
-        self.x[:], self.v[:] = self.anchor, self.mean(self.v)
+        self.x[:] = self.anchor
+        if averages_inner:
+            self.v[:] = self.mean(self.v)
         self.used[:] = 0
 
     def easgd(self, a: float) -> None:
@@ -380,23 +382,28 @@ def test_post_local_is_synchronous_until_the_rate_first_falls() -> None:
         check(paths, number, hand.x, learned)
 
 
-def test_diloco_by_hand() -> None:
+@pytest.mark.parametrize("averages_inner", [False, True])
+def test_diloco_by_hand(averages_inner: bool) -> None:
+    """Each worker keeps its own inner momentum, as Douillard et al. have it, unless it was asked for."""
     steps = some_steps(3, 12)
-    options = AverageOptions(every=3, outer="nesterov", outer_lr=0.7, outer_momentum=0.9)
+    asked: dict[str, Any] = {"average_optimizer": True} if averages_inner else {}
+    options = AverageOptions(every=3, outer="nesterov", outer_lr=0.7, outer_momentum=0.9, **asked)
     paths, hand = walk(3, steps, options, momentum=0.9), Hand(STIFFNESS, 3, momentum=0.9)
     for number, (shares, lr) in enumerate(steps):
         hand.step(shares, lr)
         learned = hand.mean(hand.x)
         if (number + 1) % 3 == 0:
-            hand.diloco(0.7, 0.9)
+            hand.diloco(0.7, 0.9, averages_inner)
             learned = hand.anchor
         check(paths, number, hand.x, learned)
 
 
-def test_diloco_with_rate_1_and_no_momentum_is_the_mean() -> None:
+@pytest.mark.parametrize("averages", [False, True])
+def test_diloco_with_rate_1_and_no_momentum_is_the_mean(averages: bool) -> None:
     steps = some_steps(3, 10)
-    options = AverageOptions(every=3, outer="nesterov", outer_lr=1.0, outer_momentum=0.0)
-    means = walk(3, steps, AverageOptions(every=3), momentum=0.9)
+    mean = AverageOptions(every=3, average_optimizer=averages)
+    options = dataclasses.replace(mean, outer="nesterov", outer_lr=1.0, outer_momentum=0.0)
+    means = walk(3, steps, mean, momentum=0.9)
     for path, expected in zip(walk(3, steps, options, momentum=0.9), means, strict=True):
         for (own, learned), (other, mean) in zip(path, expected, strict=True):
             assert np.abs(own - other).max() < 1e-14

@@ -32,6 +32,7 @@ from manyhands.transports.shm import Shm
 from manyhands.transports.solo import Solo
 from manyhands.transports.threads import Group
 from manyhands.transports.torch_ import Torch
+from manyhands.transports.wrap import Counting
 from parity import alike
 from parity.alike import CLASSES, State, close, copied, equal, make, parts_of
 from transports.gangs import between_hosts, processes
@@ -484,6 +485,45 @@ def test_dropout_is_the_same_for_the_same_seed_whatever_the_schedule() -> None:
             equal(again, state)
             assert found == losses
         assert other != losses
+
+
+# ---- replicas that share no memory
+
+
+def wide() -> nn.Module:
+    """Much more to sum than to hand on."""
+    return nn.Sequential(nn.Linear(FEATURES, 1000), nn.Tanh(), nn.Linear(1000, 2), nn.Linear(2, CLASSES))
+
+
+@pytest.mark.parametrize("replicas", [3, 4])
+def test_no_replica_carries_the_gradients_of_all(replicas: int) -> None:
+    """They sum by an all-reduce among themselves: what passes a rank does not grow with their number.
+
+    Through a star the first of them took and sent the gradients of all others, six times as much with four.
+    """
+    plan, data = Plan(2, replicas, 2, hosts="abcdefgh"[: 2 * replicas], cut=(3,)), batches((16, 13))
+    group = Group(plan.size, timeout=20, hosts=plan.hosts)
+    counted = [Counting(group.transport(rank)) for rank in range(plan.size)]
+    setups = [setup(wide, MOMENTUM, transport, plan) for transport in counted]
+
+    def moved(transport: Counting) -> int:
+        return sum(entry.bytes for entry in transport.traffic.values())
+
+    def work(transport: Transport) -> tuple[float, State]:
+        rank = transport.rank
+        worker: Any = pipeline(setups[rank])
+        assert isinstance(worker._gradients, Apart)
+        before = moved(counted[rank])
+        for number, batch in enumerate(data):
+            worker.step(iter(parts_of(batch, plan.share(rank))), batch.size, 0.1 / (1 + number))
+        return (moved(counted[rank]) - before) / len(data), copied(worker.state())
+
+    first_stage = 8 * (FEATURES * 1000 + 1000 + 2 * 1000 + 2)
+    expected = alone(wide, MOMENTUM, data)
+    for rank, (nbytes, state) in enumerate(group.run(work)):
+        close(state, expected.state)  # in float64, within rounding
+        stage = first_stage if rank % 2 == 0 else 0
+        assert stage <= nbytes < stage + 0.05 * first_stage, rank
 
 
 # ---- messages between processes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from manyhands.strategies.average import TALK, Average, Pace
 from manyhands.strategies.base import Compute, Outcome, Setup, Votes, Worker
 from manyhands.strategies.options import AverageOptions
 from manyhands.strategies.single import Single
+from manyhands.strategies.state import pack
 from manyhands.testing.strategies import StrategySuite
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
@@ -299,6 +301,40 @@ def test_an_average_is_one_message() -> None:
         assert least <= transport.traffic["all_reduce"].bytes < least + 2 * 8 * 16 * 20  # and cache lines
 
 
+@pytest.mark.parametrize(
+    ("outer", "recipe", "copies"),
+    [
+        ("nesterov", "momentum", 1),
+        ("nesterov", "adamw", 1),
+        ("elastic", "adamw", 1),
+        ("mean", "sgd", 1),
+        ("mean", "momentum", 2),
+        ("mean", "adamw", 3),
+    ],
+)
+def test_what_a_meeting_exchanges(outer: str, recipe: str, copies: int) -> None:
+    """DiLoCo sends the parameters alone; the mean of the optimizers' states is one or two copies more."""
+    counted: list[Counting] = []
+
+    def wrap(transport: Transport) -> Transport:
+        counted.append(Counting(transport))
+        return counted[-1]
+
+    def work(worker: Any, rank: int) -> None:
+        for part in even(2, 4):
+            step(worker, part, rank)
+
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 700), nn.Tanh(), nn.Linear(700, CLASSES))
+
+    gang(2, work, OUTERS[outer], RECIPES[recipe], wide, wrap=wrap)
+    parameters = 8 * (700 * (FEATURES + 1) + CLASSES * 701)
+    for transport in counted:
+        traffic = transport.traffic["all_reduce"]
+        assert traffic.calls == 1
+        assert copies <= traffic.bytes / parameters < copies + 0.05  # what is told, and cache lines
+
+
 # ---- whole, and settled
 
 
@@ -339,10 +375,12 @@ def test_settled_is_what_the_whole_was_and_what_is_saved(outer: str) -> None:
         same(own(worker), inside)
         after = kept(worker)
         assert not any(name.startswith("workers/") for name in after)
+        # optimizers that are not averaged stay each worker's own, and their mean is of the next round
+        alike = ("model/",) if outer == "nesterov" else ("model/", "optimizer/")
         for name, tensor in after.items():
-            if name.startswith(("model/", "optimizer/")):
+            if name.startswith(("rank/", *alike)):
                 assert torch.equal(before[name], tensor), name
-        return own(worker), after
+        return own(worker), {name: t for name, t in after.items() if not name.startswith("rank/")}
 
     (first, state), *rest = gang(3, work, OUTERS[outer])
     for settled, other in rest:
@@ -434,8 +472,11 @@ def test_other_workers_go_on_from_the_average(outer: str, then: int) -> None:
         worker.load_state(state)
         same({f"model/{name}": tensor for name, tensor in own(worker).items()}, learned)
         now = kept(worker)
+        known = ["model/", "average/anchor/", "average/momentum/"]
+        if outer != "nesterov" or then == 1:  # else the mean is of those who are there now
+            known.append("optimizer/")
         for name, tensor in state.items():
-            if name.startswith(("model/", "optimizer/", "average/anchor/", "average/momentum/")):
+            if name.startswith(tuple(known)):
                 assert torch.equal(now[name], tensor), name
         assert not any(name.startswith("workers/") for name in now)
         for part in even(then, 5):
@@ -447,6 +488,73 @@ def test_other_workers_go_on_from_the_average(outer: str, then: int) -> None:
     assert all(tensor.isfinite().all() for tensor in first.values())
     for other in rest:
         same(first, other)
+
+
+def memory(worker: Any) -> State:
+    """What a worker's optimizer remembers now."""
+    packed = pack(worker.model, worker._optimizer)
+    return {name: tensor.clone() for name, tensor in packed.items() if name.startswith("optimizer/")}
+
+
+@pytest.mark.parametrize("at", [4, 6])  # after a meeting, and in the middle of a round
+@pytest.mark.parametrize("recipe", ["momentum", "adamw"])
+def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str, at: int) -> None:
+    def first(worker: Any, rank: int) -> tuple[State, State]:
+        for part in uneven(at):
+            step(worker, part, rank)
+        return memory(worker), kept(worker)
+
+    found = gang(3, first, NESTEROV, RECIPES[recipe])
+    own, state = [memory for memory, _ in found], found[0][1]
+    mean = {name: tensor for name, tensor in state.items() if name.startswith("optimizer/")}
+    assert not any(torch.equal(own[0][name], own[1][name]) for name in mean if "/step/" not in name)
+    for rank, memories in enumerate(own):
+        for name, tensor in memories.items():
+            assert torch.equal(state[f"rank/{rank}/{name}"], tensor), name
+    assert not any(name.startswith("workers/") and "/optimizer/" in name for name in state)
+
+    def then(worker: Any, rank: int) -> State:
+        worker.load_state(state)
+        return memory(worker)
+
+    for workers, expected in ((2, own[:2]), (4, [*own, mean]), (1, [mean])):
+        for now, before in zip(gang(workers, then, NESTEROV, RECIPES[recipe]), expected, strict=True):
+            same(now, before)
+    averaging = dataclasses.replace(NESTEROV, average_optimizer=True)
+    for now in gang(3, then, averaging, RECIPES[recipe]):
+        same(now, mean)
+
+
+def test_a_rank_that_had_no_sample_goes_on_without_memory() -> None:
+    """Adam begins to remember with the first gradient: a resumed rank must not be given the others' mean."""
+    steps = parts(2, [[3, 0]] * 3 + [[3, 2]] * 3)
+    chosen, adam = AverageOptions(every=2, outer="nesterov"), RECIPES["adamw"]
+    whole = trained(2, steps, chosen, adam)
+    [(state, _, _), *_] = trained(2, steps[:2], chosen, adam)
+    assert not any(name.startswith("rank/1/") for name in state)
+    for (found, model, _), (expected, other, _) in zip(
+        trained(2, steps[2:], chosen, adam, state), whole, strict=True
+    ):
+        same(found, expected, "num_batches_tracked")
+        same(model, other, "num_batches_tracked")
+
+
+def test_a_state_of_before_optimizers_were_kept_apart_is_read() -> None:
+    """Old checkpoints of nesterov have one optimizer state, the mean, or in a round each worker's own."""
+    old = dataclasses.replace(NESTEROV, average_optimizer=True)
+    for at in (4, 6):
+        before = trained(2, even(2, at), old)
+        state = before[0][0]
+        assert not any(name.startswith("rank/") for name in state)
+        mean = {name: tensor for name, tensor in state.items() if name.startswith("optimizer/")}
+
+        def then(worker: Any, rank: int, state: State = state) -> State:
+            worker.load_state(state)
+            return memory(worker)
+
+        for rank, now in enumerate(gang(2, then, NESTEROV)):
+            own = {name.removeprefix(f"workers/{rank}/"): t for name, t in state.items()}
+            same(now, mean if at == 4 else {name: own[name] for name in mean})
 
 
 @pytest.mark.parametrize("before", OUTERS)
@@ -487,11 +595,12 @@ def test_any_strategy_goes_on_from_an_average_and_the_other_way_round(recipe: st
         same({n: t for n, t in ours.items() if n.startswith(("model/", "optimizer/"))}, theirs)
 
 
-def test_another_optimiser_begins_without_memory() -> None:
+@pytest.mark.parametrize("chosen", [MEAN, NESTEROV], ids=["mean", "nesterov"])
+def test_another_optimiser_begins_without_memory(chosen: AverageOptions) -> None:
     """A run that goes on with another optimiser is given no memory of the old one: nor are its workers."""
-    [(state, _, _), *_] = trained(2, even(2, 6), MEAN)
+    [(state, _, _), *_] = trained(2, even(2, 6), chosen)
     given = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
-    for found, _, _ in trained(2, even(2, 1), MEAN, RECIPES["adamw"], given):
+    for found, _, _ in trained(2, even(2, 1), chosen, RECIPES["adamw"], given):
         steps = {t.item() for name, t in found.items() if name.startswith("optimizer/step/")}
         assert steps == {1.0}
         assert not any("momentum_buffer" in name for name in found)
@@ -526,3 +635,12 @@ def test_another_model_at_one_worker_is_noticed() -> None:
 def test_a_rule_that_would_never_act_is_refused(outer: str) -> None:
     with pytest.raises(UsageError, match=rf"^strategy average: outer {outer} acts when workers meet during"):
         options.build("average", {"every": "end", "outer": outer})
+
+
+def test_elastic_has_no_optimizer_states_to_average() -> None:
+    with pytest.raises(UsageError, match=r"^strategy average: average_optimizer does not go with outer elas"):
+        options.build("average", {"outer": "elastic", "average_optimizer": "true"})
+    for name, averages in (("mean", True), ("nesterov", False)):
+        chosen = options.build("average", {"outer": name})
+        assert isinstance(chosen, AverageOptions)
+        assert chosen.averages_optimizer == averages

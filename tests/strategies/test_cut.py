@@ -127,6 +127,11 @@ def test_stages_add_up() -> None:
     ]
 
 
+def test_millions_of_parameters_are_written_out() -> None:
+    many = [cost._replace(parameters=4_597_260) for cost in COSTS]
+    assert "4,597,260 parameters" in described(stages_of(many, (1, 2)))
+
+
 def test_blocks_that_take_no_time_are_described_all_the_same() -> None:
     nothing = [cost._replace(forward=0.0, backward=0.0) for cost in COSTS]
     assert described(stages_of(nothing, (1,))).startswith("cut: blocks 0 (0 % of the time, ")

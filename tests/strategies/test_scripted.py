@@ -125,9 +125,18 @@ class TestHogwild:
 WRITES = ("forward", "update")
 
 
-def served(of: RunSpec, ranks: list[int], lr: float = LR, aware: bool = False) -> tuple[Array, list[int]]:
+def served(
+    of: RunSpec,
+    ranks: list[int],
+    lr: float = LR,
+    aware: bool = False,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> tuple[Array, list[int]]:
     """The server's updates by the formula: a worker pulls when it claims, and pushes at its next turn."""
     w, claimed, version = np.zeros(DIMENSIONS), 0, 0
+    v = np.zeros(DIMENSIONS)
     mine: dict[int, tuple[int, Array, int]] = {}
     stale: list[int] = []
     for rank in sorted(set(ranks)):
@@ -136,7 +145,10 @@ def served(of: RunSpec, ranks: list[int], lr: float = LR, aware: bool = False) -
     for rank in ranks:
         number, seen, at = mine[rank]
         staleness = version - at
-        w = w - lr / (max(1, staleness) if aware else 1) * H * (seen - piece(of, number))
+        gradient = H * (seen - piece(of, number)) + weight_decay * w
+        gradient = gradient / (max(1, staleness) if aware else 1)
+        v = momentum * v + gradient
+        w = w - lr * (gradient + momentum * v if nesterov else v)
         version += 1
         stale.append(staleness)
         mine[rank] = claimed, w, version
@@ -168,6 +180,18 @@ class TestServer:
         np.testing.assert_allclose(played.state["model/weight"].numpy(), w, rtol=0, atol=1e-14)
         assert [step.staleness for step in played.steps] == stale
         assert [step.worker for step in played.steps] == ranks
+
+    @pytest.mark.parametrize("nesterov", [False, True])
+    @pytest.mark.parametrize("servers", [1, 2])
+    def test_a_stale_gradient_holds_back_no_velocity(self, servers: int, nesterov: bool) -> None:
+        """The gradient that is four updates old counts a quarter; those of before keep their rate."""
+        ranks = [servers + rank for rank in (0, 0, 0, 0, 1, 0)]
+        of = spec("server", 2, 8, strategy_options={"servers": servers, "staleness_aware": True})
+        recipe: dict[str, Any] = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
+        w, stale = served(of, ranks, aware=True, **recipe)
+        assert stale == [0, 0, 0, 0, 4, 1]
+        played = run(of, turns_of(ranks), **recipe)
+        np.testing.assert_allclose(played.state["model/weight"].numpy(), w, rtol=0, atol=1e-14)
 
     def test_two_servers_hold_slices(self) -> None:
         ranks = [2, 3, 3, 2, 3, 2]

@@ -65,11 +65,22 @@ class TestThreadsOnSeveralHosts(TransportSuite):
         return Group(size, timeout, hosts="abab"[:size]).run(function)
 
 
+def refused(transport: Transport) -> str:
+    with pytest.raises(UsageError) as caught:
+        transport.messages.parts([(0, 1)])
+    return str(caught.value)
+
+
 class TestShm(TransportSuite):
     short = 0.3
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
         return processes(partial(Shm, timeout=timeout), ["here"] * size, function)
+
+    def test_parts_sum_among_themselves(self) -> None:
+        """Those who share memory are not divided."""
+        said = "transport shm cannot be divided into groups of workers: use torch or mpi"
+        assert self.gang(2, refused) == [said] * 2
 
 
 class TestTorch(TransportSuite):

@@ -21,6 +21,7 @@ _DEFAULTS: dict[str, Any] = {
     "outer_lr": 0.7,
     "outer_momentum": 0.9,
     "elasticity": None,
+    "average_optimizer": None,
     "servers": 1,
     "push_every": 1,
     "pull_every": 1,

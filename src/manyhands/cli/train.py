@@ -90,7 +90,8 @@ def train(
     push_every: Annotated[int | None, typer.Option(help="server: steps between pushes. [default: 1]")] = None,
     pull_every: Annotated[int | None, typer.Option(help="server: steps between pulls. [default: 1]")] = None,
     staleness_aware: Annotated[
-        bool | None, typer.Option("--staleness-aware", help="server: divide the rate by the staleness.")
+        bool | None,
+        typer.Option("--staleness-aware", help="server: divide a gradient's rate by its staleness."),
     ] = None,
     bound: Annotated[
         int | None, typer.Option(help="server: steps a worker may be ahead of the slowest. [default: any]")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,3 +42,10 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]: ...
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """A data set that reads with threads: inside `pooled`, all its streams are read by the same ones."""
+
+    def pooled(self) -> AbstractContextManager[Dataset]: ...

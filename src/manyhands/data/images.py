@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class ImageFolder:
     transform: ImageTransform
     decoders: int
     skipped: tuple[str, ...] = ()
+    pool: ThreadPoolExecutor | None = None  # decodes for all streams; none: each stream has its own
 
     @classmethod
     def open(
@@ -77,14 +79,27 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.names)
 
-    def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """Answer requests in order while the decoders work ahead, two requests or a few images a decoder."""
+    @contextmanager
+    def pooled(self) -> Iterator[ImageFolder]:
+        """The same images, decoded by the same threads for all streams until this is left.
+
+        To start and join a thread for each decoder takes about as long as to decode an image, and where
+        workers claim their batches piece by piece there is a stream for each piece.
+        """
         with ThreadPoolExecutor(self.decoders, "decoder") as pool:
             try:
-                yield from self._batches(pool, requests, seed)
+                yield replace(self, pool=pool)
             finally:
                 # the reader may have stopped early: what is not begun need not be
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
+        """Answer requests in order while the decoders work ahead, two requests or a few images a decoder."""
+        if self.pool is not None:
+            yield from self._batches(self.pool, requests, seed)
+            return
+        with self.pooled() as own:
+            yield from own.stream(requests, seed)
 
     def _batches(self, pool: ThreadPoolExecutor, requests: Iterable[Request], seed: int) -> Iterator[Batch]:
         begun: deque[Request] = deque()  # requests of which images are in `decoding`, oldest first
@@ -98,18 +113,22 @@ class ImageFolder:
 
         ahead = submissions()
         most = 4 * self.decoders
-        while True:
-            decoding.extend(islice(ahead, most - len(decoding)))
-            if not begun:
-                return
-            request = begun.popleft()
-            most = max(most, min(2 * len(request.samples), MOST_AHEAD))
-            images = []
-            for _ in request.samples:
+        try:
+            while True:
                 decoding.extend(islice(ahead, most - len(decoding)))
-                images.append(decoding.popleft().result())
-            inputs = torch.stack(images) if images else self._none()
-            yield Batch(inputs, self.targets[torch.tensor(request.samples)])
+                if not begun:
+                    return
+                request = begun.popleft()
+                most = max(most, min(2 * len(request.samples), MOST_AHEAD))
+                images = []
+                for _ in request.samples:
+                    decoding.extend(islice(ahead, most - len(decoding)))
+                    images.append(decoding.popleft().result())
+                inputs = torch.stack(images) if images else self._none()
+                yield Batch(inputs, self.targets[torch.tensor(request.samples)])
+        finally:
+            for future in decoding:  # of a reader that stopped early; the next one is not to wait for them
+                future.cancel()
 
     def read(self, sample: int, epoch: int, seed: int) -> Tensor:
         """One image, transformed: a pure function of these three numbers."""

@@ -1,8 +1,14 @@
 """Stages that share no memory: each worker holds what it needs of its stage, and only messages join them.
 
 Every worker has room for all parameters, but only its own stage's are up to date there, have gradients and an
-optimiser's memory. Replicas of a stage send their gradients to the first one, which adds them up in order and
-sends the sum back. The whole model is put together for evaluations and checkpoints.
+optimiser's memory. Replicas of a stage sum their gradients by an all-reduce of their own:
+
+    replica 0   [ stage 0 | worker 0 ]   [ stage 1 | worker 1 ]
+    replica 1   [ stage 0 | worker 2 ]   [ stage 1 | worker 3 ]
+    replica 2   [ stage 0 | worker 4 ]   [ stage 1 | worker 5 ]
+                  `-- all-reduce --'       `-- all-reduce --'
+
+The whole model is put together for evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -35,8 +41,9 @@ class Apart:
         own: set[str],
     ) -> None:
         self._transport, self._stages = transport.messages, stages
-        self._stage, self._replica = divmod(transport.rank, stages)[::-1]
         self._replicas = transport.size // stages
+        alike = [tuple(range(stage, transport.size, stages)) for stage in range(stages)]
+        self._peers = self._transport.parts(alike) if self._replicas > 1 else None
         self._own = own
         self._names = list(named)
         self._held: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
@@ -62,11 +69,11 @@ class Apart:
 
     def reduce(self) -> None:
         """Sum this stage's gradients over its replicas, and everybody's notes."""
-        if self._replicas > 1:
+        if self._peers is not None:
             for parameter in self._held.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            self._sum([p.grad for p in self._held.values() if p.grad is not None])
+            _sum(self._peers, [p.grad for p in self._held.values() if p.grad is not None])
         self._summed.copy_(self._noted)
         self._transport.all_reduce(self._summed)
 
@@ -113,24 +120,6 @@ class Apart:
         """The whole model, and the optimiser's memory of this stage."""
         state.unpack(tensors, model, optimizer)
 
-    def _sum(self, gradients: list[Tensor]) -> None:
-        """In the order of the replicas, at the first; then all have the same bits."""
-        first = self._stage
-        others = [replica * self._stages + self._stage for replica in range(1, self._replicas)]
-        if self._replica:
-            for gradient in gradients:
-                self._transport.send(gradient, first)
-            for gradient in gradients:
-                self._transport.recv(gradient, first)
-            return
-        room = [torch.empty_like(gradient) for gradient in gradients]
-        for other in others:
-            for gradient, other_ in zip(gradients, room, strict=True):
-                gradient.add_(self._transport.recv(other_, other))
-        for other in others:
-            for gradient in gradients:
-                self._transport.send(gradient, other)
-
     def _everybodys(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the first replica of every stage, at all workers."""
         found: dict[str, Tensor] = {}
@@ -145,3 +134,14 @@ class Apart:
                 tensor = own[name].clone() if mine else wire.room(head, self._noted.device)
                 found[name] = self._transport.broadcast(tensor, root)
         return found
+
+
+def _sum(transport: Transport, gradients: list[Tensor]) -> None:
+    """In place, with the same bits at every replica; as one message for each type of number."""
+    for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
+        alike = [gradient for gradient in gradients if gradient.dtype == kind]
+        message = torch.cat([gradient.reshape(-1) for gradient in alike])
+        transport.all_reduce(message)
+        parts = torch.split(message, [gradient.numel() for gradient in alike])
+        for gradient, part in zip(alike, parts, strict=True):
+            gradient.copy_(part.view(gradient.shape))

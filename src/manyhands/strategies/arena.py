@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from manyhands.strategies import state
 from manyhands.strategies.layout import ALIGNED, Spot, aligned, catch, laid, lay_out
 from manyhands.strategies.notes import Notes
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Transport, inside
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,29 @@ class Lane:
     notes: Tensor  # the sum of the notes, empty in all lanes but one
     message: Tensor | None  # both, where they travel on
 
-    def sums(self, row: int) -> list[tuple[list[Tensor], Tensor]]:
-        """What this worker adds up, beginning with its own, and where: its slice of all rows, all notes."""
+    def sums(self, row: int) -> list[_Sum]:
+        """What this worker adds up, beginning with its own: its slice of all rows, all notes."""
         rows = [self.rows[row], *(each for other, each in enumerate(self.rows) if other != row)]
-        slices = [row[self.low : self.high] for row in rows], self.gradients
-        pairs = (slices, (self.noted, self.notes))
-        return [pair for pair in pairs if pair[1].numel() and pair[0][0].data_ptr() != _only(*pair)]
+        slices = [row[self.low : self.high] for row in rows]
+        # a worker for each row: what it gives and gets is the whole; slices are uneven, their sum is not
+        exchanged = self.parameters.nbytes * len(rows) // len(self.noted)
+        both = (_Sum(slices, self.gradients, exchanged), _Sum(self.noted, self.notes, self.notes.nbytes))
+        return [each for each in both if each.exchanged and not each.is_done]
 
 
-def _only(parts: list[Tensor], out: Tensor) -> int:
-    """Where the sum lies if there is nothing to add up: one part that is the sum already."""
-    return out.data_ptr() if len(parts) == 1 else 0
+class _Sum(NamedTuple):
+    parts: list[Tensor]
+    out: Tensor
+    exchanged: int  # bytes, as an all-reduce would count them
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to add up: one part that is the sum already."""
+        return len(self.parts) == 1 and self.parts[0].data_ptr() == self.out.data_ptr()
+
+    def add(self, transport: Transport) -> Tensor:
+        """Add them up."""
+        return transport.add_shared(self.parts, self.out)
 
 
 class _Plan(NamedTuple):
@@ -102,7 +114,7 @@ class Arena:
         self._lanes = self._map(named)
         self._spots = {spot.name: (lane, spot) for lane in self._lanes for spot in lane.spots}
         self._numbers = {name: number for number, name in enumerate(named)}
-        self._sums = [pair for lane in self._lanes for pair in lane.sums(self._row)]
+        self._sums = [each for lane in self._lanes for each in lane.sums(self._row)]
         noted = next(lane for lane in self._lanes if lane.notes.numel())
         self.notes.bind(noted.noted[self._host.rank], noted.notes)
         self.slices = {name: self._slice(name) for name in named}
@@ -124,8 +136,8 @@ class Arena:
         self._clear_untouched()
         if self._host.size > 1:
             self._host.barrier()
-            for parts, out in self._sums:
-                self._host.add_shared(parts, out)
+            for each in self._sums:
+                inside(self._host, "add_shared", each.exchanged, each.add)
         for lane in self._lanes:
             if lane.message is not None:
                 self._across.all_reduce(lane.message)

@@ -98,6 +98,9 @@ class Average:
         self._last = math.nan  # own loss of the last step that had samples
         self._apart = False  # whether workers differ
         self._may_part = self._transport.size > 1 or self._outer.apart
+        several = self._transport.size > 1 and self._replica.remembers
+        keeps = not (self._options.averages_optimizer or self._outer.apart)  # elastic's are always apart
+        self._own_memory = several and keeps  # each worker's optimiser goes on with its own state
 
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
@@ -141,8 +144,8 @@ class Average:
         if not self._apart:
             return
         self._replica.remember()
-        self._outer.learn(self._replica.rows, self._weight, memory=True)
-        self._replica.agree()
+        self._outer.learn(self._replica.rows, self._weight, memory=not self._own_memory)
+        self._replica.agree(memory=not self._own_memory)
         self._begin_round(apart=False)
 
     def state(self) -> dict[str, Tensor]:
@@ -155,6 +158,10 @@ class Average:
             self._outer.learn(together, self._weight, memory=True)
             tensors = replica.named(together) | self._everybodys()
             notes |= {f"buffers/{name}": tensor for name, tensor in replica.agreed().items()}
+        elif self._own_memory:
+            together = [row.clone() for row in replica.rows]
+            replica.merge(together, self._weight, weights=False)
+            tensors = replica.named(together) | self._everybodys_memory()
         else:
             tensors = replica.named(replica.rows)
         own = torch.tensor([self._used, self._loss], dtype=torch.float64)
@@ -168,9 +175,8 @@ class Average:
         used = tensors.get("average/used", torch.zeros(0))
         same = len(used) == size and int(tensors["average/outer"]) == self._rule
         own = _within(f"workers/{rank}/", tensors) if same else {}
-        if not _within("optimizer/", tensors):  # nothing, or nothing that the optimiser of now could use
-            own = {name: tensor for name, tensor in own.items() if not name.startswith("optimizer/")}
-        state.unpack(own or tensors, self.model, self._optimizer)
+        state.unpack_model(own or tensors, self.model)
+        state.unpack_optimizer(self._memory(tensors, own, len(used)), self._optimizer)
         self._replica.rebase(_within("average/buffers/", tensors) if own else {})
         self._outer.load(tensors)
         self._begin_round(apart=bool(own))
@@ -181,6 +187,22 @@ class Average:
                 setattr(self._pace, name, note.item())
         if same:
             self._used, self._loss = int(used[rank]), float(tensors["average/losses"][rank])
+
+    def _memory(
+        self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: int
+    ) -> Mapping[str, Tensor]:
+        """What this worker's optimiser goes on with, of a state that so many ranks have saved.
+
+        A rank that has saved its own memory takes it again, however many workers there are now; one that is
+        new begins with the mean, which is what is saved for all other strategies too.
+        """
+        rank = self._transport.rank
+        if not _within("optimizer/", tensors):  # nothing, or nothing that the optimiser of now could use
+            return {}
+        if any(name.startswith("rank/") for name in tensors):
+            known = self._own_memory and rank < ranks
+            return _within(f"rank/{rank}/", tensors) if known else tensors
+        return own or tensors
 
     # ---- parts of a step
 
@@ -246,7 +268,20 @@ class Average:
         for rank in range(self._transport.size if self._transport.rank == 0 else 0):
             its = {name: held[rank] for name, held in rest.items()}
             named = self._replica.named([lane[rank] for lane in rows], its)
-            tensors |= {f"workers/{rank}/{name}": tensor for name, tensor in named.items()}
+            tensors |= {f"{self._home(name)}/{rank}/{name}": tensor for name, tensor in named.items()}
+        return tensors
+
+    def _home(self, name: str) -> str:
+        """What outlasts a meeting is a rank's, the rest is a worker's of this round."""
+        return "rank" if self._own_memory and name.startswith("optimizer/") else "workers"
+
+    def _everybodys_memory(self) -> dict[str, Tensor]:
+        """The same of each worker's optimiser alone, where the models are equal."""
+        rows = [self._collect(row) for row in self._replica.memory(self._replica.rows)]
+        tensors: dict[str, Tensor] = {}
+        for rank in range(self._transport.size if self._transport.rank == 0 else 0):
+            named = self._replica.remembered([lane[rank] for lane in rows])
+            tensors |= {f"rank/{rank}/{name}": tensor for name, tensor in named.items()}
         return tensors
 
     def _collect(self, tensor: Tensor) -> list[Tensor]:

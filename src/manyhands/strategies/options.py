@@ -30,6 +30,12 @@ class AverageOptions:
     outer_lr: float = 0.7  # of nesterov, as in DiLoCo
     outer_momentum: float = 0.9
     elasticity: float | None = None  # of elastic: how far a worker and the centre move to each other
+    average_optimizer: bool | None = None  # the optimizer's state too; none: with mean, not with nesterov
+
+    @property
+    def averages_optimizer(self) -> bool:
+        """Whether a meeting averages what the optimizers remember; else each worker keeps its own."""
+        return self.outer == "mean" if self.average_optimizer is None else self.average_optimizer
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,13 @@ def average(
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     elasticity: float | None = None,
+    average_optimizer: bool | None = None,
 ) -> AverageOptions:
-    """Local SGD: `every` so many steps, once an epoch or once at the end, the workers' models become one."""
+    """Local SGD: `every` so many steps, once an epoch or once at the end, the workers' models become one.
+
+    `average_optimizer` says whether the optimizer's state (momentum, Adam's moments) is averaged with them or
+    stays each worker's own; where it is not given, `mean` averages it and `nesterov`, as DiLoCo, does not.
+    """
     whole = isinstance(every, int) and every >= 1
     fits = whole or every in ("epoch", "end")
     _must("average", "every", fits, "a whole number of steps, at least 1, or epoch, or end", every)
@@ -82,12 +93,17 @@ def average(
     _must("average", "elasticity", fits, "above 0 and at most 1", elasticity)
     if elasticity is not None and outer != "elastic":
         raise UsageError(f"strategy average: elasticity is for outer elastic, and outer is {outer}")
+    if average_optimizer and outer == "elastic":
+        raise UsageError(
+            "strategy average: average_optimizer does not go with outer elastic, where each worker keeps its "
+            "own optimizer state: take outer mean or nesterov"
+        )
     if every == "end" and outer != "mean":
         raise UsageError(
             f"strategy average: outer {outer} acts when workers meet during the run, and with every end they "
             "do not: say how often, or take outer mean"
         )
-    return AverageOptions(every, post_local, outer, outer_lr, outer_momentum, elasticity)
+    return AverageOptions(every, post_local, outer, outer_lr, outer_momentum, elasticity, average_optimizer)
 
 
 def server(

@@ -5,8 +5,8 @@ message and nothing is gathered or scattered. Parameters, buffers and the optimi
 
     row   [ weights | buffers | told | momentum or moments ... | counts ]
             `---------------'                                              what is evaluated
-            `----------------------'                                       what elastic exchanges
-            `---------------------------------------------------------'    what mean and nesterov exchange
+            `----------------------'                                       what nesterov and elastic exchange
+            `---------------------------------------------------------'    what mean exchanges
 
 What is told is the same for everybody and no part of a mean. A buffer (a norm's running mean) moves by the
 mean of its changes since all had the same, so that a constant one is not touched by rounding.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ ELASTICITY = 0.9  # of all workers together, as Zhang, Choromanska and LeCun hav
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
 
 Rows = list[Tensor]  # by lane
+Upto = Literal["buffers", "told", "memory"]  # the last part of a row that is exchanged
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Lane:
     counts: slice  # of the optimiser's steps, a number a parameter; in one lane only
     agreed: Tensor
 
-    def remembered(self, row: Tensor, kinds: tuple[str, ...]) -> dict[str, Tensor]:
-        """The parts of a row in which each kind of memory lies as the weights do."""
-        length, start = self.weights.stop, self.memory.start
-        return {kind: row[start + n * length :][:length] for n, kind in enumerate(kinds)}
+    def remembered(self, memory: Tensor, kinds: tuple[str, ...]) -> dict[str, Tensor]:
+        """The parts of a row's memory in which each kind of it lies as the weights do."""
+        length = self.weights.stop
+        return {kind: memory[n * length :][:length] for n, kind in enumerate(kinds)}
 
 
 class Learner(NamedTuple):
@@ -78,7 +79,7 @@ class Replica:
         self.lanes = [
             self._lane(dtype, weights, buffers, dtype == telling) for dtype in kinds | {telling: None}
         ]
-        self._learners = list(self._learners_of(self.rows))
+        self._learners = list(self._learners_of(self.memory(self.rows)))
         self._noted = next(n for n, lane in enumerate(self.lanes) if lane.row.dtype == telling)
         noted = self.lanes[self._noted]
         self.told, self._counts = noted.row[noted.told], noted.row[noted.counts]
@@ -89,15 +90,24 @@ class Replica:
         """The memory itself: who writes into it changes the model."""
         return [lane.row for lane in self.lanes]
 
+    def memory(self, rows: Rows) -> Rows:
+        """What the optimiser remembers, the last part of rows."""
+        return [row[lane.memory] for lane, row in zip(self.lanes, rows, strict=True)]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the optimiser has a state at all."""
+        return bool(self._kinds)
+
     # ---- a meeting
 
-    def merge(self, rows: Rows, weight: float, *, weights: bool = True, memory: bool = True) -> None:
+    def merge(self, rows: Rows, weight: float, *, weights: bool = True, upto: Upto = "memory") -> None:
         """Rows become the mean of all workers', each by its weight; what is told becomes the sum."""
         if self._transport.size == 1:
             return
         for lane, row in zip(self.lanes, rows, strict=True):
             begin = 0 if weights else lane.weights.stop
-            end = row.numel() if memory else lane.buffers.stop
+            end: int = getattr(lane, upto).stop
             row[lane.buffers].sub_(lane.agreed)
             row[begin : lane.buffers.stop].mul_(weight)
             row[lane.memory.start : end].mul_(weight)
@@ -120,15 +130,16 @@ class Replica:
         if self._counts.numel():
             self._counts.copy_(torch.tensor(counts, dtype=self._counts.dtype))
 
-    def agree(self) -> None:
+    def agree(self, *, memory: bool = True) -> None:
         """All workers have the same rows now: all take note of the buffers, all optimisers remember alike."""
         for lane in self.lanes:
             lane.agreed.copy_(lane.row[lane.buffers])
+        counts = self._counts.tolist() if memory else ()  # else each optimiser goes on with its own
         # an optimiser that remembers nothing has no counts
-        for (_, parameter, memory), count in zip(self._learners, self._counts.tolist(), strict=False):
+        for (_, parameter, room), count in zip(self._learners, counts, strict=False):
             if count > 0:  # someone has used this parameter, so all remember it
                 held = self._optimizer.state[parameter]
-                held.update(memory)
+                held.update(room)
                 if self._counter is not None:
                     held.setdefault("step", self._counter.clone()).fill_(_whole(count))
 
@@ -150,10 +161,16 @@ class Replica:
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             rest = (own or {}).get(name, tensor.detach())
             tensors[f"model/{name}"] = places.get(id(tensor), rest)
-        counts = rows[self._noted][self.lanes[self._noted].counts].tolist()
-        for (name, _, memory), count in zip(self._learners_of(rows), counts, strict=False):
+        return tensors | self.remembered(self.memory(rows))
+
+    def remembered(self, memory: Rows) -> dict[str, Tensor]:
+        """What lies in the memory of rows, as a state names it."""
+        tensors: dict[str, Tensor] = {}
+        noted = self.lanes[self._noted]
+        counts = memory[self._noted][noted.counts.start - noted.memory.start :].tolist()
+        for (name, _, held), count in zip(self._learners_of(memory), counts, strict=False):
             if count > 0:
-                tensors |= {f"optimizer/{kind}/{name}": tensor for kind, tensor in memory.items()}
+                tensors |= {f"optimizer/{kind}/{name}": tensor for kind, tensor in held.items()}
                 if self._counter is not None:
                     tensors[f"optimizer/step/{name}"] = self._counter.clone().fill_(_whole(count))
         return tensors
@@ -180,12 +197,12 @@ class Replica:
             places |= {id(spot.parameter): laid(row[lane.buffers], spot) for spot in lane.kept}
         return places
 
-    def _learners_of(self, rows: Rows) -> Iterator[Learner]:
-        for lane, row in zip(self.lanes, rows, strict=True):
-            parts = lane.remembered(row, self._kinds)
+    def _learners_of(self, memory: Rows) -> Iterator[Learner]:
+        for lane, part in zip(self.lanes, memory, strict=True):
+            kinds = lane.remembered(part, self._kinds)
             for spot in lane.trained:
-                memory = {kind: laid(part, spot) for kind, part in parts.items()}
-                yield Learner(spot.name, spot.parameter, memory)
+                held = {kind: laid(each, spot) for kind, each in kinds.items()}
+                yield Learner(spot.name, spot.parameter, held)
 
     # ---- building
 
@@ -242,17 +259,17 @@ class Mean:
 
     apart = False
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, replica: Replica, memory: bool) -> None:
+        self._replica, self._memory = replica, memory
 
     def meet(self, weight: float) -> None:
         """One message, in place."""
-        self._replica.merge(self._replica.rows, weight)
-        self._replica.agree()
+        self._replica.merge(self._replica.rows, weight, upto="memory" if self._memory else "told")
+        self._replica.agree(memory=self._memory)
 
     def learn(self, rows: Rows, weight: float, *, memory: bool) -> None:
         """The mean."""
-        self._replica.merge(rows, weight, memory=memory)
+        self._replica.merge(rows, weight, upto="memory" if memory else "buffers")
 
     def state(self) -> dict[str, Tensor]:
         """Nothing."""
@@ -271,25 +288,25 @@ class Nesterov:
 
     apart = False
 
-    def __init__(self, replica: Replica, lr: float, momentum: float) -> None:
-        self._replica, self._lr, self._momentum = replica, lr, momentum
+    def __init__(self, replica: Replica, lr: float, momentum: float, memory: bool) -> None:
+        self._replica, self._lr, self._momentum, self._memory = replica, lr, momentum, memory
         self._anchors = [lane.row[lane.weights].clone() for lane in replica.lanes]
         self._velocities = [torch.zeros_like(anchor) for anchor in self._anchors]
 
     def meet(self, weight: float) -> None:
         """The mean, and a step towards it and beyond."""
-        self._replica.merge(self._replica.rows, weight)
+        self._replica.merge(self._replica.rows, weight, upto="memory" if self._memory else "told")
         for lane, anchor, velocity in zip(self._replica.lanes, self._anchors, self._velocities, strict=True):
             here = lane.row[lane.weights]
             gradient = torch.sub(anchor, here, out=here)
             velocity.mul_(self._momentum).add_(gradient)
             anchor.sub_(gradient, alpha=self._lr).sub_(velocity, alpha=self._lr * self._momentum)
             here.copy_(anchor)
-        self._replica.agree()
+        self._replica.agree(memory=self._memory)
 
     def learn(self, rows: Rows, weight: float, *, memory: bool) -> None:
         """The mean: within a round there is no step to take."""
-        self._replica.merge(rows, weight, memory=memory)
+        self._replica.merge(rows, weight, upto="memory" if memory else "buffers")
 
     def state(self) -> dict[str, Tensor]:
         """The anchor and its momentum."""
@@ -337,7 +354,7 @@ class Elastic:
 
     def learn(self, rows: Rows, weight: float, *, memory: bool) -> None:
         """The centre, which all have already; of buffers and of what optimisers remember the mean."""
-        self._replica.merge(rows, weight, weights=False, memory=memory)
+        self._replica.merge(rows, weight, weights=False, upto="memory" if memory else "buffers")
         for lane, row, centre in zip(self._replica.lanes, rows, self._centres, strict=True):
             row[lane.weights].copy_(centre)
 
@@ -353,11 +370,12 @@ class Elastic:
 
 def build(options: AverageOptions, replica: Replica, transport: Transport) -> Outer:
     """The rule that the options name."""
+    memory = options.averages_optimizer
     match options.outer:
         case "mean":
-            return Mean(replica)
+            return Mean(replica, memory)
         case "nesterov":
-            return Nesterov(replica, options.outer_lr, options.outer_momentum)
+            return Nesterov(replica, options.outer_lr, options.outer_momentum, memory)
         case "elastic":
             return Elastic(replica, transport, options.elasticity)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Transport, inside
 
 # torch 2.13 gave them other names
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -42,11 +42,11 @@ class Gather(_Message):
     ) -> None:
         """Done when it returns."""
 
-        def gather() -> list[Tensor]:
+        def gather(inner: object) -> list[Tensor]:
             _all_gather(output_tensor, input_tensor, group=group)
             return [output_tensor]
 
-        _inside(self._transport, "all_gather", output_tensor.nbytes, gather)
+        inside(self._transport, "all_gather", output_tensor.nbytes, gather)
 
 
 class Scatter(_Message):
@@ -62,15 +62,7 @@ class Scatter(_Message):
     ) -> None:
         """Done when it returns."""
 
-        def scatter() -> None:
+        def scatter(inner: object) -> None:
             _reduce_scatter(output_tensor, input_tensor, op=op, group=group)
 
-        _inside(self._transport, "reduce_scatter", input_tensor.nbytes, scatter)
-
-
-def _inside(transport: Any, operation: str, nbytes: int, call: Callable[[], Any]) -> Any:
-    """Do it inside of all wrappers, the outermost first."""
-    around = getattr(transport, "around", None)
-    if around is None:  # the transport itself
-        return call()
-    return around(operation, nbytes, _inside, transport.inner, operation, nbytes, call)
+        inside(self._transport, "reduce_scatter", input_tensor.nbytes, scatter)

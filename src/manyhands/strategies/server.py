@@ -6,9 +6,9 @@
     worker 3         claim, pull, forward, backward, push;  ...
 
 An update is applied as it arrives: w <- w - lr g(w as it was `staleness` updates ago). `staleness_aware`
-divides the rate by the staleness (arXiv 1511.05950), `bound` lets no worker get further ahead of the slowest
-(stale-synchronous), and `backup` makes synchronous rounds that do not wait for the slowest workers: what
-these bring is dropped and their samples are claimed again.
+divides the rate of a gradient by its staleness (stale.py), `bound` lets no worker get further ahead of the
+slowest (stale-synchronous), and `backup` makes synchronous rounds that do not wait for the slowest workers:
+what these bring is dropped and their samples are claimed again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from manyhands.data.base import Batch
 from manyhands.errors import PeerLostError
 from manyhands.ledger import Claim, Kind, Ledger, Stage
 from manyhands.recipes import optimizers
-from manyhands.strategies import state
+from manyhands.strategies import stale, state
 from manyhands.strategies.base import Setup
 from manyhands.strategies.client import Client
 from manyhands.strategies.free import LOOK, FreeWorker
@@ -222,13 +222,13 @@ class Server:
     def _apply(self, request: Request, row: Tensor, staleness: int = 0) -> None:
         """One update of this server's slice."""
         store = self._store
-        lr = request.lr / max(1, staleness) if self._options.staleness_aware else request.lr
+        divisor = max(1, staleness) if self._options.staleness_aware else 1
         flags = store.flags(row).tolist()
         for spot, had in zip(store.spots, flags, strict=True):
             low, high = store.within(spot, self.rank)
             self._slices[spot.name].grad = row[low:high] if had else None
-        optimizers.set_rate(self._optimizer, lr)
-        with self._window.change():
+        optimizers.set_rate(self._optimizer, request.lr / divisor)
+        with self._window.change(), stale.velocity_kept(self._optimizer, divisor):
             self._compute.update(self._optimizer, forget=False)
             if self.rank == 0 and store.kept:
                 for kept, change in zip(store.kept_in(self._window.whole), store.changes(row), strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 from manyhands.ledger import Claim, Kind, Stage
 from manyhands.strategies.layout import aligned
 from manyhands.strategies.store import Store
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Transport, in_place
 from manyhands.transports.waiting import fence
 
 
@@ -143,6 +143,8 @@ class MemoryWindow:
     def ask(self, server: int, request: Request) -> Reply:
         """Into the slot; the server sees the count go up, and whoever looks after the gang if it is gone."""
         rank, asked, answered = self._rank, self._asked[server], self._answered[server]
+        if request.pushed:
+            in_place(self._transport, "put_shared", _pushed(self._store, server))
         self._said[server, rank, 0, : len(request)] = request
         fence()
         asked[rank] += 1
@@ -182,7 +184,10 @@ class MemoryWindow:
         later = new[new > self._last]
         self._last = rank = int(later[0] if len(later) else new[0])
         seen[rank] = asked[rank]
-        return rank, Request.of(self._said[self._rank, rank, 0].tolist())
+        request = Request.of(self._said[self._rank, rank, 0].tolist())
+        if request.pushed:
+            in_place(self._transport, "read_shared", _pushed(self._store, self._rank))
+        return rank, request
 
     def pushed(self, rank: int) -> Tensor:
         """The worker's row, as it lies."""
@@ -196,6 +201,8 @@ class MemoryWindow:
         """Into the slot, and what was fetched into the row."""
         if memory is not None:
             self._rows[rank][self._store.slice_of(self._rank)].copy_(memory)
+        if reply.pull:
+            in_place(self._transport, "put_shared", _pulled(self._store, self._rank))
         numbers = reply.numbers()
         self._said[self._rank, rank, 1, : len(numbers)] = numbers
         fence()
@@ -318,3 +325,17 @@ def window(transport: Transport, store: Store, servers: int, joining: bool) -> W
     if transport.on_host.size == transport.size:
         return MemoryWindow(transport, store, servers, joining)
     return MessageWindow(transport, store, servers)
+
+
+def _pushed(store: Store, server: int) -> int:
+    """Bytes that a worker hands to a server: its slice of the gradient, which ones there are, the buffers."""
+    part = store.slice_of(server)
+    numbers: int = part.stop - part.start + len(store.spots) + (store.kept if server == 0 else 0)
+    return numbers * store.dtype.itemsize
+
+
+def _pulled(store: Store, server: int) -> int:
+    """Bytes that a server hands to a worker: its slice of the parameters, the buffers."""
+    part = store.slice_of(server)
+    numbers: int = part.stop - part.start + (store.kept if server == 0 else 0)
+    return numbers * store.dtype.itemsize

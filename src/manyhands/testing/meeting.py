@@ -1,4 +1,4 @@
-"""What ranks do to show locks, waits in shared memory and messages from anybody."""
+"""What ranks do to show locks, waits in shared memory, messages from anybody and groups of their own."""
 
 from __future__ import annotations
 
@@ -95,3 +95,22 @@ def listens_in_vain(transport: Transport) -> str:
     with pytest.raises((DeadlineError, PeerLostError)) as caught:
         transport.messages.recv_any(torch.zeros(3))
     return str(caught.value)
+
+
+def divides(transport: Transport) -> None:
+    """Those of even and of odd rank, and again; then the gang is as it was."""
+    size, rank = transport.size, transport.rank
+    groups = [tuple(range(first, size, 2)) for first in range(min(2, size))]
+    mine = groups[rank % 2]
+    for _ in range(2):
+        part = transport.messages.parts(groups)
+        assert (part.rank, part.size) == (mine.index(rank), len(mine))
+        summed = part.all_reduce(torch.full((70_000,), float(rank)))
+        assert bool((summed == sum(mine)).all())
+        assert part.broadcast(torch.tensor([rank]), part.size - 1).tolist() == [mine[-1]]
+        if part.size > 1 and part.rank < 2:
+            if part.rank == 0:
+                part.send(torch.tensor([rank]), 1)
+            else:
+                assert part.recv(torch.zeros(1, dtype=torch.int64), 0).tolist() == [mine[0]]
+    assert transport.messages.all_reduce(torch.tensor([1.0])).item() == size

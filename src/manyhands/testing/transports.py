@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.errors import DeadlineError, PeerLostError
-from manyhands.testing.meeting import awaits, dies_inside, listens, listens_in_vain, takes_turns
+from manyhands.testing.meeting import awaits, dies_inside, divides, listens, listens_in_vain, takes_turns
 from manyhands.transports.base import Transport
 
 DTYPES = (
@@ -165,6 +165,10 @@ class TransportSuite:
         expected = r"waited 0\.\d s in recv_any \d+ for .*|.* gone \(noticed in recv_any \d+\)"
         assert all(re.fullmatch(expected, text) for text in seen), seen
         assert any(text.startswith("waited") for text in seen), seen
+
+    def test_parts_sum_among_themselves(self) -> None:
+        """Twice divided, each part numbers its ranks anew and sums, casts and sends for itself."""
+        self.each(divides)
 
     def test_host_and_across_span_the_gang(self) -> None:
         """Summing over one and then the other sums over all."""

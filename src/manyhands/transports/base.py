@@ -1,15 +1,24 @@
-"""The interface of a transport: ranks, collectives, messages, shared memory; every wait has a deadline."""
+"""The interface of a transport: ranks, collectives, messages, shared memory; every wait has a deadline.
+
+What an operation exchanges is counted by whoever wraps a transport, in one unit whichever it is: the bytes of
+payload that this rank hands over or takes. A tensor that ranks sum or broadcast counts once at each of them,
+at its own size, and what they gather at the size of all parts; a message, or a tensor handed over in shared
+memory, counts at both ends. How often a library copies or forwards it on the way is no part of it, and a rank
+alone exchanges nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Awaited = Literal["work", "answer", "request", "room", "activation", "gradient"]
+InPlace = Literal["put_shared", "read_shared"]
 EXCLUSIVE = 4  # locks of a host
 CPU = torch.device("cpu")
 PATIENCE = (
@@ -44,7 +53,7 @@ class Transport(Protocol):
         """
 
     @property
-    def messages(self) -> Transport:
+    def messages(self) -> Messages:
         """The transport by which any rank of the gang reaches any other with messages of one kind."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -97,3 +106,24 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back; closing twice is allowed."""
+
+
+class Messages(Transport, Protocol):
+    """A transport that can make others out of parts of itself."""
+
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
+        """The transport of this rank's group; all ranks must ask for the same groups, each in one of them."""
+
+
+def inside(transport: Any, operation: str, nbytes: int, call: Callable[[Any], T]) -> T:
+    """Let the innermost transport do something inside of all wrappers, who are told of so many bytes."""
+    around = getattr(transport, "around", None)
+    if around is None:  # the transport itself
+        return call(transport)
+    result: T = around(operation, nbytes, inside, transport.inner, operation, nbytes, call)
+    return result
+
+
+def in_place(transport: Transport, operation: InPlace, nbytes: int) -> None:
+    """Tell wrappers what is handed over where it lies in shared memory: there is nothing to do."""
+    inside(transport, operation, nbytes, lambda inner: None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -21,15 +21,8 @@ from torch import Tensor
 from manyhands.errors import UsageError
 from manyhands.place import Place
 from manyhands.transports import grid, wire
-from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
+from manyhands.transports.base import CPU, PATIENCE, Awaited, Messages, Transport
 from manyhands.transports.shm import Shm
-
-
-class Messages(Transport, Protocol):
-    """A transport that can make others out of parts of itself."""
-
-    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
-        """The transport of this rank's group; all ranks must ask for the same groups."""
 
 
 @final

@@ -71,6 +71,7 @@ class Mpi:
         self._calls: Counter[str] = Counter()
         self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
         self._closed = False
+        self._made: list[Mpi] = []  # of parts of this one
 
     def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
         """The transport of this rank's group; all ranks must ask for the same groups."""
@@ -78,6 +79,7 @@ class Mpi:
         part = copy.copy(self)
         part._members = tuple(self._members[rank] for rank in mine)
         part._join(self._comm.Split(number, mine.index(self.rank)))
+        self._made.append(part)
         return part if len(mine) > 1 else Solo()
 
     @property
@@ -198,6 +200,8 @@ class Mpi:
         if self._closed:
             return
         self._closed = True
+        for part in self._made:
+            part.close()
         if sys.exc_info()[0] is not None:
             _give_up()  # closed because something failed: the others may never come to an end
         end = time.monotonic() + FAREWELL

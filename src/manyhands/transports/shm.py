@@ -18,9 +18,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from manyhands.errors import UsageError
 from manyhands.place import Place
 from manyhands.transports import control, mailbox, memory, wire
-from manyhands.transports.base import CPU, PATIENCE, Awaited
+from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
 from manyhands.transports.control import LINE
 from manyhands.transports.solo import Solo
 
@@ -81,6 +82,10 @@ class Shm:
     def messages(self) -> Shm:
         """Itself."""
         return self
+
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
+        """Refused: those who share memory need no messages among some of them."""
+        raise UsageError("transport shm cannot be divided into groups of workers: use torch or mpi")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum in rank order; each worker its slice, or all of it where that is faster."""

@@ -45,6 +45,10 @@ class Solo:
         """Itself."""
         return self
 
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Solo:
+        """There is one."""
+        return self
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over one rank."""
         return tensor

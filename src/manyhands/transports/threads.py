@@ -36,7 +36,7 @@ class Group:
         self.timeout = timeout
         self.changed = threading.Condition()
         self.gone: set[int] = set()
-        self.rooms: dict[tuple[int, ...], Room] = {}
+        self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
         self.locks = [threading.Lock() for _ in range(EXCLUSIVE)]
 
     def transport(self, rank: int) -> Threads:
@@ -69,10 +69,10 @@ class Group:
             raise failures[min(failures, key=lambda rank: (isinstance(failures[rank], PeerLostError), rank))]
         return results
 
-    def room(self, ranks: tuple[int, ...]) -> Room:
-        """Where these ranks meet."""
+    def room(self, ranks: tuple[int, ...], number: int = 0) -> Room:
+        """Where these ranks meet; in rooms of other numbers they meet for something else."""
         with self.changed:
-            return self.rooms.setdefault(ranks, Room(self, ranks))
+            return self.rooms.setdefault((ranks, number), Room(self, ranks))
 
     def leave(self, rank: int) -> None:
         """From now on nobody waits for this rank."""
@@ -139,7 +139,7 @@ class Threads:
 
     def _enter(self, room: Room, rank: int) -> None:
         self.rank, self.size = rank, len(room.ranks)
-        self._room, self._calls, self._meetings = room, Counter[str](), 0
+        self._room, self._calls, self._meetings, self._parts = room, Counter[str](), 0, 0
         hosts = [room.group.hosts[member] for member in room.ranks]
         self.peers_on_host = grid.line_of(rank, grid.rows(hosts))
         self._column = grid.line_of(rank, grid.columns(hosts))
@@ -158,6 +158,11 @@ class Threads:
     def messages(self) -> Threads:
         """Itself."""
         return self
+
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
+        """In a room of their own each."""
+        self._parts += 1
+        return self._among(grid.line_of(self.rank, groups), self._parts)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Each rank sums everything, in rank order."""
@@ -243,13 +248,13 @@ class Threads:
         if self.size == len(self._room.group.hosts):
             self._room.group.leave(self._room.ranks[self.rank])
 
-    def _among(self, peers: tuple[int, ...]) -> Transport:
+    def _among(self, peers: tuple[int, ...], number: int = 0) -> Transport:
         if len(peers) == self.size:
             return self
         if len(peers) == 1:
             return Solo()
         ranks = tuple(self._room.ranks[peer] for peer in peers)
-        return Threads.inside(self._room.group.room(ranks), peers.index(self.rank))
+        return Threads.inside(self._room.group.room(ranks, number), peers.index(self.rank))
 
     def _begin(self, operation: str) -> str:
         self._calls[operation] += 1

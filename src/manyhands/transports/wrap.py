@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, final, get_args
 
 from torch import Tensor
 
 from manyhands.clock import ASIDE, Clock
 from manyhands.faults import Fault
-from manyhands.transports.base import Awaited, Transport
+from manyhands.transports.base import Awaited, InPlace, Transport
 
 T = TypeVar("T")
 _WAITS = ("barrier", "lock", *get_args(Awaited))  # in which nothing is moved
@@ -58,6 +59,10 @@ class Wrapper:
     def messages(self) -> Self:
         """Wrapped alike."""
         return self._part("messages")
+
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> Self:
+        """Wrapped alike."""
+        return self.again(self.around("parts", 0, self.inner.messages.parts, groups))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The inner transport's."""
@@ -114,8 +119,8 @@ class Wrapper:
         return self.around("copy_shared", tensor.nbytes, self.inner.copy_shared, tensor, out)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
-        """The inner transport's."""
-        return self.around("add_shared", sum([p.nbytes for p in parts]), self.inner.add_shared, parts, out)
+        """The inner transport's; what this rank has then."""
+        return self.around("add_shared", out.nbytes, self.inner.add_shared, parts, out)
 
     def close(self) -> None:
         """The inner transport's."""
@@ -130,10 +135,10 @@ class Wrapper:
 
 @dataclass(slots=True)
 class Traffic:
-    """What one operation has cost this rank so far."""
+    """What one operation has cost this rank in training so far."""
 
     calls: int = 0
-    bytes: int = 0
+    bytes: int = 0  # handed over or taken, in the unit of transports/base.py
     seconds: float = 0.0
 
 
@@ -141,7 +146,8 @@ class Traffic:
 class _Books:
     """What all parts of a counted transport write into."""
 
-    traffic: dict[str, Traffic]
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)  # all of them, for whoever asks what is under way
     operation: str = ""
     moves: int = 0
 
@@ -157,11 +163,15 @@ class Counting(Wrapper):
     def __init__(self, inner: Transport, clock: Clock | None = None, books: _Books | None = None) -> None:
         super().__init__(inner)
         self._clock = clock
-        self._books = books if books is not None else _Books({})
+        self._books = books if books is not None else _Books()
 
     def again(self, inner: Transport) -> Self:
         """In the same books."""
         return type(self)(inner, self._clock, self._books)
+
+    def begin(self) -> None:
+        """Training begins: what was exchanged until here is no part of it."""
+        self._books.traffic.clear()
 
     @property
     def traffic(self) -> dict[str, Traffic]:
@@ -171,14 +181,14 @@ class Counting(Wrapper):
     @property
     def current(self) -> str:
         """What is under way, `all_reduce 12`, or nothing."""
-        operation = self._books.operation
-        return f"{operation} {self._books.traffic[operation].calls:,}" if operation else ""
+        operation, calls = self.under_way
+        return f"{operation} {calls:,}" if operation else ""
 
     @property
     def under_way(self) -> tuple[str, int]:
         """The same in parts: the operation, and which of its kind it is."""
         operation = self._books.operation
-        return operation, self._books.traffic[operation].calls if operation else 0
+        return operation, self._books.calls[operation] if operation else 0
 
     @property
     def moves(self) -> int:
@@ -188,26 +198,33 @@ class Counting(Wrapper):
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
         """Between two looks at the clock."""
         books, clock = self._books, self._clock
-        entry = books.traffic.get(operation)
-        if entry is None:
-            entry = books.traffic[operation] = Traffic()
-        entry.calls += 1
+        books.calls[operation] += 1
         books.operation = operation
-        if clock is not None and clock.current in ASIDE:
+        aside = clock is not None and clock.current in ASIDE
+        if aside:
             clock = None
         before = clock.switch("wait" if operation in _WAITS else "communication") if clock else ""
         since = time.perf_counter()
         result = call(*arguments)  # whoever fails in it is still asked what it was doing
-        entry.seconds += time.perf_counter() - since
+        seconds = time.perf_counter() - since
         if clock:
             clock.switch(before)
         books.operation = ""
         books.moves += 1
-        if operation == "all_gather":  # now the sizes are known
-            gathered: Any = result
-            nbytes = sum([part.nbytes for part in gathered])
-        entry.bytes += nbytes
+        if not aside:
+            if operation == "all_gather":  # now the sizes are known
+                gathered: Any = result
+                nbytes = sum([part.nbytes for part in gathered])
+            self._enter(operation, nbytes if self.size > 1 else 0, seconds)
         return result
+
+    def _enter(self, operation: str, nbytes: int, seconds: float) -> None:
+        entry = self._books.traffic.get(operation)
+        if entry is None:
+            entry = self._books.traffic[operation] = Traffic()
+        entry.calls += 1
+        entry.bytes += nbytes
+        entry.seconds += seconds
 
 
 @final
@@ -262,7 +279,7 @@ class Faulty(Wrapper):
         return type(self)(inner, self._fault, self._step, self._who)
 
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
-        """Now, or not yet."""
-        if self._fault.due(self._who, self._step(), "collective"):
+        """Now, or not yet; what needs nobody's doing is no place to fail in."""
+        if operation not in get_args(InPlace) and self._fault.due(self._who, self._step(), "collective"):
             self._fault.strike()
         return call(*arguments)

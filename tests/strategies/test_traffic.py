@@ -1,0 +1,165 @@
+"""Bytes are counted in one unit: a strategy exchanges the same, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import manyhands as mh
+from manyhands.clock import Clock
+from manyhands.data.base import Batch
+from manyhands.recipes.members import constant
+from manyhands.strategies.allreduce import allreduce
+from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.handover import Room, Wanted, links
+from manyhands.strategies.store import Store
+from manyhands.strategies.window import Reply, Request, Verb, window
+from manyhands.transports import wire
+from manyhands.transports.base import CPU, Transport
+from manyhands.transports.shm import Shm
+from manyhands.transports.solo import Solo
+from manyhands.transports.threads import Group
+from manyhands.transports.torch_ import Torch
+from manyhands.transports.wrap import Counting
+from transports.gangs import processes
+
+
+def moved(counting: Counting) -> int:
+    return sum(entry.bytes for entry in counting.traffic.values())
+
+
+# ---- sums
+
+
+def trains(transport: Transport) -> list[int]:
+    """Bytes of each of three steps; slices of the model are uneven."""
+    counting, rank, size = Counting(transport), transport.rank, transport.size
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 17), nn.BatchNorm1d(17), nn.Linear(17, 5))
+    recipe = constant(lr=0.1, momentum=0.9)
+    worker = allreduce(Setup(model, recipe, Compute(nn.functional.cross_entropy), counting))
+    found = []
+    for _ in range(3):
+        before = moved(counting)
+        batch = Batch(torch.randn(2 + rank % 2, 33), torch.zeros(2 + rank % 2, dtype=torch.int64))
+        worker.step([batch], sum(2 + each % 2 for each in range(size)), 0.1)
+        found.append(moved(counting) - before)
+    return found
+
+
+def in_threads(hosts: str) -> list[Any]:
+    return Group(len(hosts), 20, hosts).run(trains)
+
+
+WAYS: dict[str, Callable[[int], list[Any]]] = {
+    "threads that share memory": lambda size: in_threads("a" * size),
+    "threads that send messages": lambda size: in_threads("abcd"[:size]),
+    "shm": lambda size: processes(partial(Shm, timeout=20.0), ["here"] * size, trains),
+    "torch": lambda size: processes(partial(Torch, timeout=20.0), ["here"] * size, trains),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sum_of_gradients_counts_the_same_on_every_transport(way: str, size: int) -> None:
+    """At each rank the parameters once, whatever its slice, and the notes: by hand for this model."""
+    lengths = (33 * 17, 17, 17, 17, 17 * 5, 5)
+    rows = sum(-(-length // 16) * 16 for length in lengths)  # each begins on a cache line
+    notes = 5 + len(lengths) + 2 * 17  # loss and votes, which gradients there are, the norm's statistics
+    assert WAYS[way](size) == [[4 * (rows + notes)] * 3] * size
+
+
+def test_a_rank_alone_exchanges_nothing() -> None:
+    counting = Counting(Solo())
+    counting.all_reduce(torch.zeros(10))
+    assert (counting.traffic["all_reduce"].calls, moved(counting)) == (1, 0)
+
+
+# ---- what is handed over
+
+
+def hands(transport: Transport) -> tuple[int, int]:
+    """Payload, and bytes of what announces it."""
+    counting = Counting(transport)
+    [link] = links(counting, [Wanted(0, 1, "activation", Room(2, 4000))], CPU)
+    assert link is not None
+    for size in (1000, 10, 500):
+        if transport.rank == 0:
+            link.put(torch.zeros(size))
+        else:
+            assert link.take().shape == (size,)
+            link.free()
+    headers = sum(counting.traffic[name].calls for name in ("send", "recv") if name in counting.traffic) // 2
+    return moved(counting), headers * wire.HEADER * 8
+
+
+def test_an_activation_counts_at_both_ends_in_memory_and_as_a_message() -> None:
+    for hosts, announced in (("aa", 0), ("ab", 3)):
+        for nbytes, headers in Group(2, 20, hosts).run(hands):
+            assert headers == announced * 512
+            assert nbytes - headers == 4 * 1510
+
+
+WORDS = 16 * 8  # bytes of a question or an answer
+
+
+def serves(transport: Transport) -> int:
+    """A worker pushes its gradient and pulls parameters, twice."""
+    counting = Counting(transport)
+    store = Store(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)), 1)
+    meeting = window(counting, store, 1, False)
+    asking = Request(Verb.TRAINED, pushed=True, pull=True)
+    before, into = moved(counting), torch.zeros(store.whole)
+    for _ in range(2):
+        if transport.rank:
+            reply = meeting.ask(0, asking)
+            meeting.pull(0, into, reply)
+        else:
+            heard = None
+            while heard is None:
+                heard = meeting.listen(1.0)
+            meeting.answer(heard[0], Reply(pull=True))
+    return moved(counting) - before
+
+
+def test_a_push_and_a_pull_count_at_both_ends_in_memory_and_as_messages() -> None:
+    parameters, buffers, tensors = 112 + 3 * 16, 10 + 10 + 1, 4
+    payload = 4 * (parameters + tensors + buffers) + 4 * (parameters + buffers)
+    for hosts, words in (("aa", 0), ("ab", 2 * WORDS)):
+        assert Group(2, 20, hosts).run(serves) == [2 * (payload + words)] * 2
+
+
+# ---- what is counted of a run
+
+
+def test_what_is_exchanged_beside_training_is_no_part_of_it() -> None:
+    def work(transport: Transport) -> dict[str, int]:
+        clock = Clock()
+        counting = Counting(transport, clock)
+        counting.broadcast(torch.zeros(1000))  # while everything is built
+        counting.begin()
+        counting.all_reduce(torch.zeros(10))
+        for phase in ("evaluation", "checkpoint"):
+            with clock.phase(phase):
+                counting.all_reduce(torch.zeros(1000))
+        return {name: entry.bytes for name, entry in counting.traffic.items()}
+
+    assert Group(2, 20).run(work) == [{"all_reduce": 40}] * 2
+
+
+def test_the_record_of_a_run_has_its_steps_alone(here: Path) -> None:
+    """The same on shm and torch, though on torch the parameters are broadcast when a run begins."""
+    found = []
+    for transport in ("shm", "torch"):
+        record = mh.train(
+            "quadratic", workers=2, epochs=1, transport=transport, out=here / transport, quiet=True
+        )
+        found.append([sum(each["bytes"] for each in rank.values()) / record.steps for rank in record.traffic])
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1] > 0
