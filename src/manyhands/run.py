@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import allocator, axes, environment, faults, history
-from manyhands.arrange import arrange, check_arrangement, leads, rearrange
+from manyhands.arrange import arrange, check_arrangement, check_system, leads, rearrange
 from manyhands.errors import UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
 from manyhands.followers import Followers
@@ -72,6 +72,7 @@ def _automatic(task: str, settings: dict[str, Any], notice: Callable[[str], None
     if arranged["strategy"] in STRATEGIES and arranged["strategy"] not in ("single", "allreduce"):
         raise UsageError(f"workers auto chooses between single and allreduce, not {arranged['strategy']}")
     check(RunSpec.of(task=task, **arranged))
+    check_system("local")
     spec = RunSpec.of(
         task=task, **{**arranged, "strategy": "single", "transport": "solo", "launcher": "inline"}
     )
