@@ -93,7 +93,7 @@ class Followers:
         for other in others:
             other.put("notice", text)
         if not others:
-            _aloud(text)
+            aloud(text)
 
     def _tell(self, event: str, what: Any) -> None:
         for one in self._all:
@@ -163,7 +163,7 @@ class _Follower:
             self._since = None
             over = self._event in ("ended", "close")
             goes_on = "the run does not need it" if over else "training goes on without it"
-            self._others.told_by(self, f"{self.name} was switched off: {_reason(error)}; {goes_on}")
+            self._others.told_by(self, f"{self.name} was switched off: {reason_of(error)}; {goes_on}")
             self._calls.clear()
             if self._event != "close":
                 with contextlib.suppress(BaseException):  # one sentence is enough
@@ -185,7 +185,8 @@ class _Follower:
         return True
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """`OSError: no space left on device`, in one line of bearable length."""
     lines = str(error).strip().splitlines()
     said = lines[0] if lines else ""
     kind = "" if isinstance(error, ManyhandsError) else type(error).__name__
@@ -193,7 +194,7 @@ def _reason(error: BaseException) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
-def _aloud(text: str) -> None:
+def aloud(text: str) -> None:
     """On standard error, in a thread: that may block or be gone, too."""
 
     def say() -> None:
