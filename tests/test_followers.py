@@ -178,6 +178,20 @@ def test_one_that_leaves_the_process_is_switched_off_too(here: Path) -> None:
     assert "the page was switched off: SystemExit: 3; training goes on without it" in good.notices
 
 
+def test_a_second_ctrl_c_does_not_wait_for_them(stuck: Callable[[], object]) -> None:
+    from manyhands.followers import SOON, Followers
+
+    def impatient() -> None:
+        with Followers([Hears("notice", stuck)]) as followers:
+            followers.notice("here we are")
+            raise KeyboardInterrupt
+
+    since = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        impatient()
+    assert time.monotonic() - since < SOON
+
+
 def test_a_full_disk_still_ends_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal is no follower: a step that cannot be written down must not be made."""
 

@@ -50,7 +50,7 @@ class Followers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(patient=kind is not KeyboardInterrupt)
 
     def hear(self, message: tuple[str, Any]) -> None:
         """What rank 0 tells: an event's name, and what it is about."""
@@ -74,12 +74,12 @@ class Followers:
         """Passed on."""
         self._tell("notice", text)
 
-    def close(self) -> None:
+    def close(self, *, patient: bool = True) -> None:
         """Let all finish, within a few seconds; the first one last, since that is what a person sees."""
         if self._closed:
             return
         self._closed = True
-        until, left = time.monotonic() + SOON, list(self._all)
+        until, left = time.monotonic() + SOON if patient else 0.0, list(self._all)
         try:
             while left:
                 left.pop().close(until)

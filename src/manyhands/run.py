@@ -226,7 +226,7 @@ def _carry_out(
     with ExitStack() as stack:
         new = not folder.path.exists()
         stack.enter_context(folder.claimed())
-        stack.callback(followers.close)  # while the folder is held: a tracker may write there
+        stack.enter_context(followers)  # closed while the folder is held: a tracker may write there
         accept = frozenset[str]()
         try:
             spec = _in_micro_batches(spec, folder.spec() if resume else None, notice)
