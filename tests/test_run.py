@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 import manyhands as mh
 from manyhands.errors import CheckpointError, DivergedError, UsageError
-from manyhands.folder import RunFolder
-from manyhands.progress import Silent
+from manyhands.folder import Journal, RunFolder
 from manyhands.record import StepRecord
 from manyhands.run import run
 from manyhands.spec import RunSpec
@@ -215,14 +214,15 @@ class TestResume:
         """It once was: the result of the shorter run still stood there, and said finished."""
         train(epochs=1, out=here / "run")
 
-        class Cut(Silent):
-            def stepped(self, step: StepRecord) -> None:
-                if step.step == 15:
-                    raise RuntimeError("killed")
+        def cut(self: Journal, step: StepRecord) -> None:
+            if step.step == 15:
+                raise RuntimeError("killed")
 
         longer = RunSpec.of(task="quadratic", epochs=2, threads=1, checkpoint_every=0)
-        with pytest.raises(RuntimeError, match="killed"):
-            run(longer, out=here / "run", resume=True, allow_changes=True, observers=[Cut()])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Journal, "stepped", cut)
+            with pytest.raises(RuntimeError, match="killed"):
+                run(longer, out=here / "run", resume=True, allow_changes=True)
         assert train(str(here / "run"), resume=True).steps == 20
 
     def test_another_optimiser_begins_without_memory(

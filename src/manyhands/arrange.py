@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,8 +79,19 @@ def rearrange(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
     return arrange({**settings, "strategy": strategy, "workers": workers, "strategy_options": options})
 
 
+def check_system(launcher: str) -> None:
+    """Several processes are looked after by means that Linux has; one worker needs none of them."""
+    needs = {"inline": (), "local": ("waitid",)}.get(launcher, ("register_at_fork",))
+    if missing := [f"os.{name}" for name in needs if not hasattr(os, name)]:
+        raise UsageError(
+            f"launcher {launcher} needs Linux: Python on this system ({sys.platform}) has no {missing[0]}; "
+            "one worker trains here, without --workers"
+        )
+
+
 def check_arrangement(spec: RunSpec) -> None:
     """Refuse what cannot work, before anything starts."""
+    check_system(spec.launcher)
     workers, transport, launcher = spec.workers, spec.transport, spec.launcher
     if spec.strategy == "single" and workers != 1:
         raise UsageError(f"strategy single has one worker, but workers is {workers}")

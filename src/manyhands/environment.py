@@ -96,14 +96,18 @@ def cpu_name() -> str:
 
 
 def memory() -> int:
-    """Bytes of main memory."""
+    """Bytes of main memory; 0 where the system does not say (Windows)."""
+    if not hasattr(os, "sysconf"):
+        return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def peak_memory() -> int:
-    """The most bytes this process has held so far."""
-    import resource
-
+    """The most bytes this process has held so far; 0 where the system does not say (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from manyhands.errors import StorageError
 
+# of these Windows has the last only, and the others have the first two
+_AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, finds the old content or the new one."""
@@ -37,7 +40,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     The folders on the way to it may be links: those are the user's own.
     """
     try:
-        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+        descriptor = os.open(path, flags | _AS_IT_IS, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link, not a file") from None
@@ -67,6 +70,8 @@ def cannot_write(path: Path, error: OSError) -> StorageError:
 
 def _sync_folder(folder: Path) -> None:
     # Without this a power cut may forget the rename although the content is on the disk.
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders, and writes names down by itself
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,9 +13,10 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
+from manyhands import locks
 from manyhands.environment import Environment
 from manyhands.errors import ManyhandsError, UsageError
-from manyhands.files import cannot_write, write_atomically
+from manyhands.files import cannot_write, open_regular, write_atomically
 from manyhands.record import RunRecord, Start, StepRecord
 from manyhands.spec import RunSpec
 
@@ -123,18 +123,19 @@ class RunFolder:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Hold the folder for one process; a second one is told who has it."""
+        path = self.path
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+")
+            path.mkdir(parents=True, exist_ok=True)
+            path = (
+                path / ".lock"
+            )  # a stranger's may be a link to any file of ours: what is there is written over
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise cannot_write(self.path, error) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
+            raise cannot_write(path, error) from error
+        with os.fdopen(descriptor, "r+") as lock:
+            if not locks.take(descriptor):
                 holder = lock.read().strip() or "unknown"
-                raise UsageError(f"{self.path} is being trained by another process (pid {holder})") from None
+                raise UsageError(f"{self.path} is being trained by another process (pid {holder})")
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from manyhands import locks
 from manyhands.errors import ManyhandsError, UsageError
-from manyhands.files import cannot_write
+from manyhands.files import cannot_write, open_regular
 from manyhands.folder import RunFolder
 from manyhands.record import RunRecord
 from manyhands.spec import RunSpec
@@ -106,16 +106,14 @@ class StudyFolder:
         """Append to the journal; a second process is told that this one does."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = self.journal.open("a+b")
+            descriptor = open_regular(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise cannot_write(self.journal, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with os.fdopen(descriptor, "a+b") as file:
+            if not locks.take(descriptor):
                 raise UsageError(
                     f"{self.path} is being studied by another process: wait for it, or choose another --out"
-                ) from None
+                )
             yield JournalWriter(self.journal, file)
 
     def read(self) -> Results:

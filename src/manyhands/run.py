@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands import allocator, axes, environment, faults, history
-from manyhands.arrange import arrange, check_arrangement, leads, rearrange
+from manyhands.arrange import arrange, check_arrangement, check_system, leads, rearrange
 from manyhands.errors import UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
+from manyhands.followers import Followers
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
 from manyhands.memory import folder as offload_folder
@@ -52,18 +53,18 @@ def train(
     settings = with_rate(settings, lr)
     observers: list[Observer] = [progress.Silent() if quiet or not leads() else progress.for_people()]
     observers += [tracking.member(name) for name in track if leads()]
-    if resume and task not in TASKS and ".py" not in task:
-        return resume_folder(Path(task), settings, allow_changes=allow_changes, observers=observers)
-    if settings.get("workers") == "auto":
-        spec = _automatic(task, settings, observers)
-    else:
-        spec = RunSpec.of(task=task, **arrange(settings))
-    return run(
-        spec, out=Path(out) if out else None, resume=resume, allow_changes=allow_changes, observers=observers
-    )
+    with Followers(observers) as followers:
+        if resume and task not in TASKS and ".py" not in task:
+            return resume_folder(Path(task), settings, allow_changes=allow_changes, observers=followers)
+        if settings.get("workers") == "auto":
+            spec = _automatic(task, settings, followers.notice)
+        else:
+            spec = RunSpec.of(task=task, **arrange(settings))
+        folder = Path(out) if out else None
+        return run(spec, out=folder, resume=resume, allow_changes=allow_changes, observers=followers)
 
 
-def _automatic(task: str, settings: dict[str, Any], observers: Sequence[Observer]) -> RunSpec:
+def _automatic(task: str, settings: dict[str, Any], notice: Callable[[str], None]) -> RunSpec:
     """The spec on the split of this machine's cores that is measured to be the fastest."""
     arranged = arrange({**settings, "workers": None})
     if arranged["launcher"] == "env":
@@ -71,6 +72,7 @@ def _automatic(task: str, settings: dict[str, Any], observers: Sequence[Observer
     if arranged["strategy"] in STRATEGIES and arranged["strategy"] not in ("single", "allreduce"):
         raise UsageError(f"workers auto chooses between single and allreduce, not {arranged['strategy']}")
     check(RunSpec.of(task=task, **arranged))
+    check_system("local")
     spec = RunSpec.of(
         task=task, **{**arranged, "strategy": "single", "transport": "solo", "launcher": "inline"}
     )
@@ -80,7 +82,7 @@ def _automatic(task: str, settings: dict[str, Any], observers: Sequence[Observer
     from manyhands.tasks import find
 
     spec = resolve(spec)
-    return split.choose(spec, find.build(spec.task, spec.options).unit, observers[0].notice)
+    return split.choose(spec, find.build(spec.task, spec.options).unit, notice)
 
 
 def with_rate(settings: dict[str, Any], lr: float | None) -> dict[str, Any]:
@@ -96,9 +98,12 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     allow_changes: bool = False,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] | Followers = (),
 ) -> RunRecord:
-    """Carry out a spec in a folder of its own (or continue it there) and return the record."""
+    """Carry out a spec in a folder of its own (or continue it there) and return the record.
+
+    Observers are called in threads of their own; none of them can end the run (law 12).
+    """
     check(spec)
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
@@ -107,14 +112,18 @@ def run(
     if not launcher.leads:
         return _follow(spec, launcher)
     folder = RunFolder(_choose(spec, out, resume))
-    if resume and out is None and not folder.exists():
-        for observer in observers:
-            observer.notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
-    return _carry_out(spec, launcher, folder, resume and folder.exists(), allow_changes, observers)
+    with Followers.of(observers) as followers:
+        if resume and out is None and not folder.exists():
+            followers.notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
+        return _carry_out(spec, launcher, folder, resume and folder.exists(), allow_changes, followers)
 
 
 def resume_folder(
-    path: Path, settings: dict[str, Any], *, allow_changes: bool = False, observers: Sequence[Observer] = ()
+    path: Path,
+    settings: dict[str, Any],
+    *,
+    allow_changes: bool = False,
+    observers: Sequence[Observer] | Followers = (),
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(path)
@@ -134,7 +143,8 @@ def resume_folder(
     spec = resolve(spec)
     if not launcher.leads:
         return _follow(spec, launcher)
-    return _carry_out(spec, launcher, folder, True, allow_changes, observers)
+    with Followers.of(observers) as followers:
+        return _carry_out(spec, launcher, folder, True, allow_changes, followers)
 
 
 def check(spec: RunSpec) -> None:
@@ -208,19 +218,15 @@ def _carry_out(
     folder: RunFolder,
     resume: bool,
     allow_changes: bool,
-    observers: Sequence[Observer],
+    followers: Followers,
 ) -> RunRecord:
     from manyhands.worker import Job
 
-    def notice(text: str) -> None:
-        for observer in observers:
-            observer.notice(text)
-
+    notice = followers.notice
     with ExitStack() as stack:
         new = not folder.path.exists()
         stack.enter_context(folder.claimed())
-        for observer in observers:
-            stack.callback(observer.close)
+        stack.enter_context(followers)  # closed while the folder is held: a tracker may write there
         accept = frozenset[str]()
         try:
             spec = _in_micro_batches(spec, folder.spec() if resume else None, notice)
@@ -238,8 +244,7 @@ def _carry_out(
             record = folder.record()
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
-                for observer in observers:
-                    observer.ended(record)
+                followers.ended(record)
                 return record
             if moves := before.moves(spec):
                 notice(f"going on with {', '.join(moves)}: the same samples in the same order")
@@ -252,7 +257,7 @@ def _carry_out(
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)
         job = Job(spec, folder.path, resume, accept, one_worker=history.one_worker(RUNS, spec, threads))
-        return _with_restarts(spec, launcher, folder, job, observers, notice)
+        return _with_restarts(spec, launcher, folder, job, followers)
 
 
 def _in_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[[str], None]) -> RunSpec:
@@ -273,18 +278,12 @@ def _with_restarts(
     launcher: Launcher,
     folder: RunFolder,
     job: Job,
-    observers: Sequence[Observer],
-    notice: Callable[[str], None],
+    followers: Followers,
 ) -> RunRecord:
     """Launch the gang, and again from the last checkpoint as often as the user allows."""
     from manyhands.worker import how_to_go_on, work
 
-    def hear(message: tuple[str, Any]) -> None:
-        event, what = message
-        for observer in observers:
-            getattr(observer, event)(what)
-
-    care = Care(hear, notice, folder.path / "logs", spec.timeout, *_losses(spec))
+    care = Care(followers.hear, followers.notice, folder.path / "logs", spec.timeout, *_losses(spec))
     for attempt in itertools.count():
         try:
             records: list[RunRecord] = launcher.launch(
@@ -294,9 +293,8 @@ def _with_restarts(
         except WorkerFailedError as error:
             if attempt == spec.restarts:
                 raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
-            notice(
-                f"{error}\nstarting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
-            )
+            again = f"starting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
+            followers.notice(f"{error}\n{again}")
     raise AssertionError
 
 

@@ -9,23 +9,29 @@ from manyhands.errors import UsageError, unknown
 from manyhands.record import Observer, RunRecord, Start, StepRecord
 
 _MISSING = "tracking with {0} needs the package {0}: pip install 'manyhands[tracking]'"
+_BROKEN = "tracking with {0}: the package {0} cannot be imported ({1}); install it again or leave it out"
 
 
 def member(name: str) -> Observer:
-    """The observer of this name."""
+    """The observer of this name, which has its package; whether its service answers is not asked yet."""
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
-    return TRACKERS[name]()
+    try:
+        return TRACKERS[name]()
+    except ImportError as error:
+        raise UsageError(_MISSING.format(name)) from error
+    except Exception as error:  # such as versions of its own packages that do not fit
+        raise UsageError(_BROKEN.format(name, f"{type(error).__name__}: {error}")) from error
 
 
 class TensorBoard:
     """Writes event files into the run's folder: `tensorboard --logdir runs`."""
 
+    name = "tensorboard"
+
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UsageError(_MISSING.format("tensorboard")) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._make = SummaryWriter
         self._writer: Any = None
 
@@ -54,20 +60,21 @@ class TensorBoard:
 class MLflow:
     """Logs to the tracking server MLflow is set up for (MLFLOW_TRACKING_URI, or a local folder)."""
 
-    batch = 100  # metrics a request
+    name = "mlflow"
+    batch = 100  # metrics per request
 
     def __init__(self) -> None:
-        try:
-            from mlflow import MlflowClient
-            from mlflow.entities import Metric
-        except ImportError as error:
-            raise UsageError(_MISSING.format("mlflow")) from error
-        self._client, self._metric = MlflowClient(), Metric
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        self._make, self._metric = MlflowClient, Metric
+        self._client: Any = None
         self._run: str | None = None
         self._waiting: list[Any] = []
 
     def started(self, start: Start) -> None:
         """A run in the experiment `manyhands`, with the spec as its parameters."""
+        self._client = self._make()  # looks at the address, and may ask there
         experiment = self._client.get_experiment_by_name("manyhands")
         number = experiment.experiment_id if experiment else self._client.create_experiment("manyhands")
         self._run = self._client.create_run(number, run_name=Path(start.run).name).info.run_id

@@ -349,3 +349,24 @@ def test_the_time_is_judged_by_earlier_runs(here: Path, typed: Callable[..., Ans
     found = json.loads(typed("study", "t.toml", "--dry-run", "--json").out)
     assert found["estimate"].endswith("(1 cell judged by earlier runs)")
     assert 1000 <= found["seconds"] < 1500, "the limit counts, and so does evaluation"
+
+
+ONE = "name = 'one'\n[[grid]]\ntask = 'quadratic'\nthreads = 1\nepochs = 1\n"
+
+
+@pytest.mark.parametrize("method", ["begun", "changed", "observer"])
+def test_a_table_that_fails_is_switched_off(
+    tmp_path: Path, typed: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Law 12: it once ended the study."""
+
+    def fail(*_: object) -> None:
+        raise OSError("the terminal is gone")
+
+    monkeypatch.setattr(f"manyhands.study.view.LineByLine.{method}", fail)
+    (tmp_path / "s.toml").write_text(ONE)
+    answer = typed("study", "s.toml", "--no-report")
+    assert answer.code == 0, answer.err
+    assert len(StudyFolder(tmp_path / "results/one").read().records) == 1
+    said = "the study's table was switched off: OSError: the terminal is gone; the study goes on without it"
+    assert answer.err.splitlines().count(said) == 1

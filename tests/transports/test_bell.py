@@ -48,6 +48,13 @@ def both(first: Callable[[], int], second: Callable[[], int]) -> tuple[int, int]
     return found[0], found[1]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sleep is as long as the wait: a lost ring shows."""
+    monkeypatch.setattr(module, "LONGEST", LONG)
+
+
+@pytest.mark.usefixtures("patient")
 def test_no_ring_is_lost_between_threads() -> None:
     """Each turn hangs on one ring: a lost one would be a wait of twenty seconds, and a minute of them."""
     memory, since = mmap.mmap(-1, 4096), time.monotonic()
@@ -55,11 +62,13 @@ def test_no_ring_is_lost_between_threads() -> None:
     assert time.monotonic() - since < LONG
 
 
+@pytest.mark.usefixtures("patient")
 def test_no_ring_is_lost_between_processes(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(bytes(4096))
     code = (
         "import mmap, sys; sys.path.insert(0, sys.argv[2]); from transports.test_bell import play; "
+        "from manyhands.transports import bell; bell.LONGEST = 20.0; "
         "file = open(sys.argv[1], 'r+b'); sys.exit(play(1, mmap.mmap(file.fileno(), 4096)))"
     )
     tests = str(Path(__file__).parents[1])
@@ -73,6 +82,7 @@ def test_no_ring_is_lost_between_processes(tmp_path: Path) -> None:
     assert other.wait(30) == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_all_who_wait_are_woken() -> None:
     memory, since = mmap.mmap(-1, 4096), time.monotonic()
     numbers, woken = words(memory), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
@@ -41,6 +42,8 @@ def _main(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Run the command line; the exit code is 0, 1 (a fault while running), 2 (bad input) or 128 + signal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Windows: what its code page lacks is shown as ?
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(answer(sys.argv[1:]))
 
 

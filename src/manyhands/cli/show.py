@@ -118,6 +118,8 @@ def _noise(record: RunRecord) -> list[str]:
 
 def _memory(record: RunRecord) -> str:
     """`410 MB at the most`, and what each rank took to train where there are several."""
+    if not record.peak_memory:
+        return "not known on this system"
     most = f"{words.size(record.peak_memory)} at the most"
     if record.memory_of == "device":
         most = f"{words.size(record.peak_memory)} of the GPU at the most"

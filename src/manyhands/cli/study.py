@@ -56,7 +56,7 @@ def study(
     A study that was stopped goes on where it was when the same command is given again.
     """
     from manyhands.study import file as files
-    from manyhands.study import preview, view
+    from manyhands.study import guarded, preview, view
     from manyhands.study.execute import execute
 
     if jobs < 1:
@@ -68,7 +68,8 @@ def study(
         text = json_format.dumps(preview.to_json(found), indent=2) if json else "\n".join(preview.draw(found))
         print(text)
         return
-    results = execute(plan, folder, view.NoView() if quiet else view.for_people(), jobs)
+    shown = view.NoView() if quiet else guarded.Guarded(view.for_people())
+    results = execute(plan, folder, shown, jobs)
     if json:
         print(json_format.dumps(_json(results), indent=2))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import pooch
 from rich.console import Console
 
+from manyhands import locks
 from manyhands.data import catalogue
 from manyhands.data.catalogue import Content, Entry
 from manyhands.data.mirror import Mirror
@@ -61,11 +61,9 @@ def _locked(name: str, folder: Path) -> Iterator[None]:
     """One process (or thread) a data set; the lock goes with its holder, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locks.take(lock.fileno()):
             say(f"waiting for another process that is fetching {name} ...")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locks.take(lock.fileno(), wait=True)
         yield
 
 

@@ -20,14 +20,17 @@ WAITING = ("communication", "wait")  # phases in which a worker stands still bec
 TRACE_LINES = 8  # of a traceback whose whole is in a log
 UNLOGGED_TRACE_LINES = 40  # of one that is nowhere else
 STACK_LINES = 6
-SIGNALS = {
-    signal.SIGKILL: "often: out of memory",
-    signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "often: shared memory is full",
-    signal.SIGILL: "an instruction this processor does not have",
-    signal.SIGABRT: "native code gave up",
-    signal.SIGFPE: "a fault in native arithmetic",
+_SIGNALS = {
+    "SIGKILL": "often: out of memory",
+    "SIGSEGV": "a crash in native code",
+    "SIGBUS": "often: shared memory is full",
+    "SIGILL": "an instruction this processor does not have",
+    "SIGABRT": "native code gave up",
+    "SIGFPE": "a fault in native arithmetic",
 }
+SIGNALS = {
+    getattr(signal, name): means for name, means in _SIGNALS.items() if hasattr(signal, name)
+}  # Windows has some of them
 
 
 class Ending(NamedTuple):

@@ -129,7 +129,7 @@ def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files("manyhands.report").joinpath(name).read_text()
+    return resources.files("manyhands.report").joinpath(name).read_text("utf-8")
 
 
 def _vega() -> str:

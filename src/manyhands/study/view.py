@@ -171,10 +171,11 @@ class LiveTable:
         self._left = None if whole is None else (whole, time.monotonic())
 
     def _draw(self) -> None:
-        if self._live is None:
+        live = self._live  # a run's follower draws, too, in a thread of its own
+        if live is None:
             return
         self._drawn = time.monotonic()
-        self._live.update(Group(*(Text(line, no_wrap=True) for line in self.lines())), refresh=True)
+        live.update(Group(*(Text(line, no_wrap=True) for line in self.lines())), refresh=True)
 
     def lines(self) -> list[str]:
         """As many rows as fit, the last ones, between their header and what is running."""

@@ -40,11 +40,12 @@ def connect(
     member = axes.member("transport", TRANSPORTS, name)
     check(name, place.hosts)
     from manyhands.transports.base import CPU, PATIENCE
-    from manyhands.transports.hosts import Hosts
 
     build = member
     on_gpus = device is not None and device.type != "cpu"  # workers of a host share no memory there
     if name in MESSAGES and not on_gpus and 1 < len(grid.rows(place.hosts)) < place.size:
+        from manyhands.transports.hosts import Hosts  # only here: it shares memory, as not every system can
+
         build = partial(Hosts, between=member)
     made: Transport = build(place, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
     return made

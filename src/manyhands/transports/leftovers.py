@@ -7,12 +7,14 @@ milliseconds: only a gang that is killed in that moment leaves one behind. The n
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
+import sys
 import tempfile
 from pathlib import Path
+
+from manyhands import locks
 
 PREFIX = "manyhands"
 _NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-[0-9a-f]+-.+")
@@ -32,6 +34,8 @@ def new_name(what: str) -> str:
 
 def sweep() -> list[str]:
     """Remove the names whose creators are no more, and return them."""
+    if sys.platform == "win32":  # where nobody creates any, and to ask for a process is to interrupt it
+        return []
     return [path.name for path in sorted(home().glob(f"{PREFIX}-*")) if _orphaned(path) and _remove(path)]
 
 
@@ -42,10 +46,9 @@ def _orphaned(path: Path) -> bool:
     # In another container's process table the creator looks dead; its lock on the file does not.
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # locked, someone else's, or gone by now
+            return locks.take(file.fileno())
+    except OSError:  # someone else's, or gone by now
         return False
-    return True
 
 
 def _remove(path: Path) -> bool:
