@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+
+YEAR = 365.25 * 24 * 3600  # seconds
 
 
 def count(number: float, unit: str = "") -> str:
@@ -34,6 +37,10 @@ def threshold(value: float, name: str) -> str:
 
 def duration(seconds: float) -> str:
     """`57 s`, `3 min 20 s`, `2 h 5 min`; below ten seconds with one decimal, below a tenth in `ms`."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds >= YEAR:
+        return f"{seconds / YEAR:,.3g} years"
     if 0 < seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 9.95:
@@ -49,6 +56,8 @@ def duration(seconds: float) -> str:
 
 def size(number: float) -> str:
     """Bytes: `57 MB`, `24 GiB` is written by whoever means powers of two."""
+    if not math.isfinite(number):
+        return "-"
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"
