@@ -190,12 +190,16 @@ def _choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
         if not folder.exists() and out.exists() and (not out.is_dir() or any(_visible(out))):
             raise UsageError(f"{out} is not an empty folder and holds no run; choose another --out")
         return out
-    first = RUNS / spec.name
-    numbered = itertools.chain([first], (first.with_name(f"{first.name}-{k}") for k in itertools.count(2)))
-    taken = list(itertools.takewhile(lambda path: path.exists(), numbered))
-    if resume and taken:
-        return taken[-1]
+    first, taken = RUNS / spec.name, _numbered(RUNS / spec.name)
+    if resume and (there := taken or _numbered(RUNS / spec.old_name)):
+        return there[-1]
     return first.with_name(f"{first.name}-{len(taken) + 1}") if taken else first
+
+
+def _numbered(first: Path) -> list[Path]:
+    """The folders of this name that are there: itself, `...-2`, `...-3`, and so on."""
+    more = (first.with_name(f"{first.name}-{k}") for k in itertools.count(2))
+    return list(itertools.takewhile(lambda path: path.exists(), itertools.chain([first], more)))
 
 
 def _visible(folder: Path) -> list[Path]:

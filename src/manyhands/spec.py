@@ -14,6 +14,15 @@ from manyhands import words
 from manyhands.axes import reason_of
 from manyhands.errors import UsageError, choices
 
+DIGITS = 12  # of an id; with 8, ten thousand cells of a study had a chance of 1 % that two were alike
+OLD_DIGITS = 8  # of an id that version 0.1.0 wrote
+
+
+def same_id(one: str, other: str) -> bool:
+    """Whether two ids name one spec: an old one of 8 digits is the beginning of the new one of 12."""
+    short, long = sorted((one, other), key=len)
+    return one == other or ((len(short), len(long)) == (OLD_DIGITS, DIGITS) and long.startswith(short))
+
 
 class RunSpec(BaseModel):
     """Everything that decides what a run computes. `None` means: the task decides.
@@ -151,19 +160,32 @@ class RunSpec(BaseModel):
         return type(self).of(**{**self.model_dump(), **fields})
 
     @property
-    def id(self) -> str:
-        """Eight digits that are the same for the same content.
+    def content(self) -> str:
+        """What makes it this computation and no other, as one text.
 
         Fields at their defaults are left out, so that a field added in a later version changes no old id.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        fields = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def id(self) -> str:
+        """Twelve digits that are the same for the same content."""
+        return hashlib.sha256(self.content.encode()).hexdigest()[:DIGITS]
 
     @property
     def name(self) -> str:
-        """A folder's name for it: `mnist-cnn-7f3a2b1c`, or `spirals-0b1c2d3e` for a file.py:spirals."""
-        return f"{self.task.rpartition(':')[2]}-{self.id}"
+        """A folder's name for it: `mnist-cnn-7f3a2b1c09de`, or `spirals-0b1c2d3e4f5a` for file.py:spirals."""
+        return f"{self._stem}-{self.id}"
+
+    @property
+    def old_name(self) -> str:
+        """The same as version 0.1.0 wrote it: what it left behind goes on."""
+        return f"{self._stem}-{self.id[:OLD_DIGITS]}"
+
+    @property
+    def _stem(self) -> str:
+        return self.task.rpartition(":")[2]
 
     @property
     def servers(self) -> int:

@@ -430,7 +430,8 @@ TABLE = {
     ),
     "an output folder that holds another run": (
         "train quadratic --out held",
-        "held already holds a run (digits-mlp, a82d891a); continue it with --resume, or choose another --out",
+        "held already holds a run (digits-mlp, a82d891aeaf4); continue it with --resume, or choose another "
+        "--out",
     ),
     "an output folder with something else": (
         "train quadratic --out cells",

@@ -18,9 +18,9 @@ from manyhands.record import RunRecord, StepRecord
 
 EXAMPLES = """Examples:
 
-manyhands show runs/mnist-cnn-7f3a2b1c
+manyhands show runs/mnist-cnn-7f3a2b1c09de
 
-manyhands show runs/mnist-cnn-7f3a2b1c --json | jq .metric"""
+manyhands show runs/mnist-cnn-7f3a2b1c09de --json | jq .metric"""
 
 
 def show(

@@ -29,7 +29,7 @@ manyhands train mnist-cnn --set width=2 --set recipe.warmup=1
 
 manyhands train my_task.py:flowers --lr 0.05 --json
 
-manyhands train --resume runs/mnist-cnn-7f3a2b1c"""
+manyhands train --resume runs/mnist-cnn-7f3a2b1c09de"""
 
 
 def train(

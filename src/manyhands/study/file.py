@@ -133,7 +133,7 @@ class _File:
                 cells += mine
         if not cells:
             raise UsageError(f"{self._path} has no cells: [[exclude]] leaves none of them")
-        found = grid.unique(iter(cells))
+        found = grid.unique(cells)
         can = [cell for cell in found if cell.key not in reasons]
         cannot = [Without(cell, reasons[cell.key]) for cell in found if cell.key in reasons]
         return can, cannot, len(left_out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -101,13 +101,25 @@ def expand(settings: Choices) -> list[RunSpec]:
     return specs
 
 
-def unique(cells: Iterator[Cell]) -> list[Cell]:
+def unique(cells: Iterable[Cell]) -> list[Cell]:
     """Identical cells are one, timed if one of them is; all of them once before any is repeated."""
     found: dict[str, Cell] = {}
     for cell in cells:
         before = found.get(cell.key)
+        if before is not None:
+            _refuse_clash(before.spec, cell.spec)
         found[cell.key] = cell._replace(timed=cell.timed or (before is not None and before.timed))
     return sorted(found.values(), key=lambda cell: cell.repeat)
+
+
+def _refuse_clash(one: RunSpec, other: RunSpec) -> None:
+    """Two that differ and have one id would be one cell, and one of them would never be run."""
+    if one.content != other.content:
+        changes = "; ".join([*one.differences(other), *one.moves(other)])
+        raise UsageError(
+            f"two different cells ({changes}) have the same id {one.id}: change any setting of one of them, "
+            "such as its seed"
+        )
 
 
 def matches(spec: RunSpec, exclude: Choices) -> bool:
