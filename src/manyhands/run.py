@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from manyhands import allocator, axes, environment, faults, history
 from manyhands.arrange import arrange, check_arrangement, leads, rearrange
 from manyhands.errors import UsageError, WorkerFailedError, unknown
+from manyhands.files import usable
 from manyhands.folder import RunFolder
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
@@ -99,6 +100,8 @@ def run(
     observers: Sequence[Observer] = (),
 ) -> RunRecord:
     """Carry out a spec in a folder of its own (or continue it there) and return the record."""
+    if out is not None:
+        usable(out)
     check(spec)
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
@@ -117,7 +120,7 @@ def resume_folder(
     path: Path, settings: dict[str, Any], *, allow_changes: bool = False, observers: Sequence[Observer] = ()
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
-    folder = RunFolder(path)
+    folder = RunFolder(usable(path))
     stored = folder.spec()
     if settings.get("workers") == "auto":
         raise UsageError(
@@ -151,6 +154,7 @@ def check_names(spec: RunSpec) -> None:
     """Names that nobody has: of a task, of a member of an axis, of a strategy's option."""
     if ".py" not in spec.task and spec.task not in TASKS:
         raise unknown("task", spec.task, TASKS)
+    usable(Path(spec.task))
     for what, axis, name in (
         ("recipe", RECIPES, spec.recipe),
         ("strategy", STRATEGIES, spec.strategy),

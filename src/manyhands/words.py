@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from manyhands.errors import shown
+
 YEAR = 365.25 * 24 * 3600  # seconds
 
 
@@ -85,6 +87,9 @@ def nbytes(text: str) -> int:
     """`2GB`, `500 MB`, `1.5GiB`, `4096`: the bytes that a person means."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {text!r}")
+        raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {shown(text)}")
     number, unit, binary = found.groups()
-    return int(float(number) * float(1024 if binary else 1000) ** _POWERS[unit.upper()])
+    size = float(number) * float(1024 if binary else 1000) ** _POWERS[unit.upper()]
+    if not math.isfinite(size):
+        raise ValueError(f"must be a size that a machine can have, got {shown(text)}")
+    return int(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -12,7 +13,7 @@ import typer
 
 from manyhands import __version__
 from manyhands.cli import doctor, list_, report, show, study, train, verify
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.errors import ManyhandsError, UsageError, cut, shown
 
 app = typer.Typer(
     name="manyhands",
@@ -47,9 +48,11 @@ def main() -> None:
 def answer(arguments: list[str]) -> int:
     """Carry out a command line; every failure is one sentence on standard error (law 10)."""
     try:
+        _check_text(arguments)
         outcome = typer.main.get_command(app).main(arguments, prog_name="manyhands", standalone_mode=False)
     except ManyhandsError as error:
-        return _fail(str(error), error.exit_code, common=isinstance(error, UsageError))
+        common = isinstance(error, UsageError)
+        return _fail(cut(str(error)) if common else str(error), error.exit_code, common=common)
     except typer.Abort:
         return _fail("interrupted", 130)
     except KeyboardInterrupt:
@@ -60,9 +63,18 @@ def answer(arguments: list[str]) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 (the last place before a bare traceback)
         if hasattr(error, "format_message"):  # click's own: an unknown option, a missing argument
-            return _fail(error.format_message(), 2)
+            return _fail(cut(error.format_message()), 2)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _fail(f"{shown(str(error.filename))} is longer than a path may be", 2)
         return _fail(_unexpected(error), 1)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Names and values end up in files and messages, which are text."""
+    for argument in arguments:
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise UsageError(f"the argument {shown(argument)} is not text in UTF-8")
 
 
 def _fail(message: str, code: int, *, common: bool = False) -> int:
