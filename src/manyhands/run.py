@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import allocator, axes, environment, faults, history
+from manyhands import allocator, axes, environment, faults, history, origin
 from manyhands.arrange import arrange, check_arrangement, leads, rearrange
-from manyhands.errors import UsageError, WorkerFailedError, unknown
+from manyhands.errors import ManyhandsError, UsageError, WorkerFailedError, unknown
 from manyhands.files import usable
 from manyhands.folder import RunFolder
 from manyhands.launchers import LAUNCHERS
@@ -305,6 +305,13 @@ def _with_restarts(
             notice(
                 f"{error}\nstarting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
             )
+        except ManyhandsError:
+            raise
+        except Exception as error:
+            if spec.launcher == "inline":  # others have a log of their own
+                origin.keep(error, folder.path / "logs" / "rank-0.log", f"worker 0 of 1 of {folder.path}")
+                error.add_note(how_to_go_on(folder))
+            raise
     raise AssertionError
 
 

@@ -696,23 +696,3 @@ def test_an_unreadable_image_is_skipped_only_on_request(
     assert answer.code == 0
     assert "left out 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
     assert "5 images" in answer.err
-
-
-def test_a_fault_of_a_tasks_own_code_says_where(tmp_path: Path, typed: Callable[..., Answer]) -> None:
-    """A bug is never shown as a bare traceback, and never hidden either."""
-    (tmp_path / "faulty.py").write_text(
-        "import torch, manyhands as mh\n"
-        "def faulty() -> mh.Task:\n"
-        "    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8))\n"
-        "    return mh.Task(name='faulty', model=lambda: torch.nn.Linear(4, 1), train=data, test=data,\n"
-        "                   loss=torch.nn.functional.mse_loss, target=0.0)\n"
-    )
-    answer = typed("train", "faulty.py:faulty", "--quiet", "--batch", "4")
-    assert answer.code == 1
-    assert answer.err.startswith(
-        "error: RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x1) (at "
-    )
-    assert answer.err.count("\n") == 1
-    log = Path(answer.err.rpartition(" is in ")[2].strip().rstrip(")"))
-    assert "Traceback (most recent call last)" in log.read_text()
-    log.unlink()

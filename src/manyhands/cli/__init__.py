@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from manyhands import __version__
+from manyhands import __version__, origin
 from manyhands.cli import doctor, list_, report, show, study, train, verify
 from manyhands.errors import ManyhandsError, UsageError, cut, shown
 
@@ -86,10 +86,15 @@ def _fail(message: str, code: int, *, common: bool = False) -> int:
 
 def _unexpected(error: Exception) -> str:
     """What nobody foresaw, in a task's code or in ours: where it happened, and where the rest is told."""
+    notes = list(getattr(error, "__notes__", []))
+    if not any(note.startswith(origin.TOLD) for note in notes):  # it has no folder
+        with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
+            file.write("".join(traceback.format_exception(error)))
+        notes.insert(0, f"{origin.TOLD}{file.name}")
+    if place := origin.users_line(error.__traceback__):
+        return "\n".join([cut(origin.headline(place, error)), *notes])
     last = traceback.extract_tb(error.__traceback__)[-1]
-    with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
-        file.write("".join(traceback.format_exception(error)))
     text = str(error).strip().splitlines()
-    said = f": {text[0]}" if text else ""
+    said = f": {cut(text[0])}" if text else ""
     place = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
-    return f"{type(error).__name__}{said} (at {place}; the whole traceback is in {file.name})"
+    return "\n".join([f"{type(error).__name__}{said} (at {place}; {notes[0]})", *notes[1:]])
