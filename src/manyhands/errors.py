@@ -83,7 +83,8 @@ def shown(value: object) -> str:
 
 
 def cut(message: str) -> str:
-    """A message without words so long that they hide the others, such as a path of 5,000 letters."""
+    """A message in one line, without words so long that they hide the others (a path of 5,000 letters)."""
+    message = re.sub(r"[\x00-\x1f\x7f]", lambda letter: repr(letter[0])[1:-1], message)
     return re.sub(
         rf"\S{{{LONG_WORD},}}", lambda word: f"{word[0][:SHOWN]}... ({len(word[0]):,} characters)", message
     )

@@ -557,6 +557,10 @@ TABLE = {
         "train quadratic --out a\udcffb",
         r"the argument 'a\udcffb' is not text in UTF-8",
     ),
+    "a line break in a name": (
+        "report a\nb",
+        r"there is no folder a\nb",
+    ),
     "a NUL in a name": ("train quadratic --out a\0b", r"the argument 'a\x00b' is not text in UTF-8"),
     "a task of 5,000 letters": (
         f"train {'x' * 5000}",
@@ -669,7 +673,7 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line, sentence = TABLE[case]
-    words = line.split()
+    words = line.split(" ")
     while "=" in words[0]:  # as in a shell
         monkeypatch.setenv(*words.pop(0).split("="))
     monkeypatch.chdir(place)
