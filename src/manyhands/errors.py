@@ -86,7 +86,9 @@ def cut(message: str) -> str:
     """A message in one line, without words so long that they hide the others (a path of 5,000 letters)."""
     message = re.sub(r"[\x00-\x1f\x7f]", lambda letter: repr(letter[0])[1:-1], message)
     return re.sub(
-        rf"\S{{{LONG_WORD},}}", lambda word: f"{word[0][:SHOWN]}... ({len(word[0]):,} characters)", message
+        rf"\S{{{LONG_WORD},}}[^\s,:;.)]",
+        lambda word: f"{word[0][:SHOWN]}... ({len(word[0]):,} characters)",
+        message,
     )
 
 
@@ -98,6 +100,6 @@ def unknown(what: str, name: object, known: Iterable[str]) -> UsageError:
 def choices(name: object, known: Iterable[str]) -> str:
     """`did you mean 'allreduce'? known: single, allreduce`."""
     names = list(known)
-    near = difflib.get_close_matches(str(name)[:LONG_WORD], names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     guess = f"did you mean {near[0]!r}? " if near else ""
     return f"{guess}known: {', '.join(names) or 'none'}"
