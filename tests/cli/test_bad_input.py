@@ -594,6 +594,10 @@ TABLE = {
         f"list {'x' * 5000}.py",
         f"'{'x' * 80}...' (5,003 characters) is longer than a path may be",
     ),
+    "verify without end": (
+        "verify digits-mlp --steps 99999999999",
+        "Invalid value for '--steps': Input should be less than or equal to 10000",
+    ),
     "more jobs than this machine can bear": (
         "study wrong.toml --jobs 1000000",
         "--jobs must be from 1 to 128 on this machine, got 1000000",
