@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from manyhands import words
@@ -72,3 +74,15 @@ def test_what_is_no_size(text: str) -> None:
 @pytest.mark.parametrize("number", [1, 999, 57_000_000, 2_500_000_000, 4_000_000_000_000])
 def test_a_size_that_is_written_is_read_again(number: int) -> None:
     assert words.nbytes(words.size(number)) == number
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_is_no_number_is_a_dash(number: float) -> None:
+    assert words.duration(number) == "-"
+    assert words.size(number) == "-"
+
+
+def test_ages() -> None:
+    """A loss of pace makes the time left as long as one likes: it was hours with 300 digits."""
+    assert words.duration(1e308) == "3.17e+300 years"
+    assert words.duration(2 * words.YEAR) == "2 years"

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manyhands import words
+from manyhands import environment, words
 from manyhands.errors import UsageError
 from manyhands.launchers.rendezvous import Found, detect
 from manyhands.spec import RunSpec
@@ -47,8 +47,10 @@ def _servers(chosen: Mapping[str, Any]) -> int:
     """Ranks that serve and do not train; what is no number is refused where options are checked."""
     if chosen.get("strategy") != "server":
         return 0
-    given = str(chosen.get("strategy_options", {}).get("servers", 1))
-    return int(given) if given.isdecimal() else 1
+    try:
+        return max(1, int(chosen.get("strategy_options", {}).get("servers", 1)))
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return 1
 
 
 def leads(environ: Mapping[str, str] | None = None) -> bool:
@@ -93,6 +95,7 @@ def check_arrangement(spec: RunSpec) -> None:
     """Refuse what cannot work, before anything starts."""
     check_system(spec.launcher)
     workers, transport, launcher = spec.workers, spec.transport, spec.launcher
+    _check_size(spec)
     if spec.strategy == "single" and workers != 1:
         raise UsageError(f"strategy single has one worker, but workers is {workers}")
     if transport == "threads":
@@ -126,6 +129,31 @@ def check_arrangement(spec: RunSpec) -> None:
         raise UsageError(
             f"--restarts starts workers again, which launcher {launcher} cannot: use local or mpi "
             "(torchrun has --max-restarts)"
+        )
+
+
+def most_ranks() -> int:
+    """Processes that this machine is asked to start at the most: many more than it has cores for."""
+    return min(1024, max(128, 16 * environment.cores()))
+
+
+def most_threads() -> int:
+    """The same of a worker's threads, which cost far more than they bring beyond the cores."""
+    return max(64, 4 * environment.cores())
+
+
+def _check_size(spec: RunSpec) -> None:
+    """What this machine would only choke on."""
+    cores = words.plural(environment.cores(), "core")
+    if spec.threads is not None and spec.threads > most_threads():
+        raise UsageError(
+            f"threads must be at most {most_threads():,} on this machine of {cores}, got {spec.threads:,}"
+        )
+    if spec.launcher == "local" and spec.ranks > most_ranks():
+        serving = f" and servers is {spec.servers:,}" if spec.servers else ""
+        raise UsageError(
+            f"launcher local starts at most {most_ranks():,} ranks on this machine of {cores}, but workers "
+            f"is {spec.workers:,}{serving}: use fewer, or start them on several machines with torchrun"
         )
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
-from manyhands.errors import UsageError, choices, unknown
+from manyhands.errors import UsageError, choices, shown, unknown
 
 # types for the options of a builder: what they allow is checked before it is called
-Count = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(1), Le(10**9)]
 Positive = Annotated[float, Gt(0)]
 Fraction = Annotated[float, Ge(0), Lt(1)]
 
@@ -67,7 +68,7 @@ def parse(owner: str, builder: Builder, given: Mapping[str, Any]) -> dict[str, A
     known = options(builder)
     for name in given:
         if name not in known:
-            raise UsageError(f"{owner} has no option {name!r} ({choices(name, known)})")
+            raise UsageError(f"{owner} has no option {shown(name)} ({choices(name, known)})")
     return {name: _convert(owner, known[name], value) for name, value in given.items()}
 
 
@@ -78,15 +79,22 @@ def _convert(owner: str, option: Option, value: Any) -> Any:
     if value is None or (isinstance(value, str) and value.lower() == "none" and type(None) in _union(kind)):
         return None
     try:
-        return TypeAdapter(kind).validate_python(value)
+        found = TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         reason = reason_of(error).removeprefix("should be ")
-        raise UsageError(f"{owner}: option {option.name} = {value!r} is not {reason}") from None
+        raise UsageError(f"{owner}: option {option.name} = {shown(value)} is not {reason}") from None
+    if isinstance(found, int) and abs(found) >= 2**63:
+        raise UsageError(f"{owner}: option {option.name} = {shown(value)} is not below 2**63")
+    if isinstance(found, float) and not math.isfinite(found):
+        raise UsageError(f"{owner}: option {option.name} = {shown(value)} is not a finite number")
+    return found
 
 
 def reason_of(error: ValidationError) -> str:
     """`should be a valid integer`; where there are choices, all of them."""
     first = error.errors()[0]
+    if first["type"] == "int_parsing_size":
+        return "should be a whole number below 2**63"
     text = first["msg"].lower().removeprefix("input ")
     return text if first["type"] == "literal_error" else text.split(",")[0]
 

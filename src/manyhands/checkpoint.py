@@ -20,6 +20,7 @@ from torch import Tensor
 from manyhands.device import HOST, Device
 from manyhands.errors import CheckpointError
 from manyhands.files import remove_partial, write_atomically
+from manyhands.spec import same_id
 
 FORMAT = "manyhands-checkpoint-1"
 _NAME = re.compile(r"step-(\d{9,})\.safetensors")
@@ -83,7 +84,7 @@ def load(path: Path, runs: frozenset[str]) -> Checkpoint:
             metadata: dict[str, str] = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise CheckpointError(f"{path} is not a checkpoint of manyhands")
-            if metadata.get("run") not in runs:
+            if not any(same_id(metadata.get("run", ""), run) for run in runs):
                 raise CheckpointError(f"{path} belongs to another run ({metadata.get('run')})")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, safetensors.SafetensorError) as error:

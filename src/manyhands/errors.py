@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+SHOWN = 80  # characters of a value that are told again
+LONG_WORD = 300  # characters: longer than a path that somebody means
 
 
 class ManyhandsError(Exception):
@@ -65,9 +69,32 @@ class InterruptedRunError(ManyhandsError):
         return str(self.args[0])
 
 
+def shown(value: object) -> str:
+    """A value as it was given, text within quotes; a long one is cut: `'aaa...' (5,000 characters)`."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes down no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+    if len(text) <= SHOWN + 2:
+        return text
+    if isinstance(value, str):
+        return f"{value[:SHOWN] + '...'!r} ({len(value):,} characters)"
+    return f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def cut(message: str) -> str:
+    """A message in one line, without words so long that they hide the others (a path of 5,000 letters)."""
+    message = re.sub(r"[\x00-\x1f\x7f]", lambda letter: repr(letter[0])[1:-1], message)
+    return re.sub(
+        rf"\S{{{LONG_WORD},}}[^\s,:;.)]",
+        lambda word: f"{word[0][:SHOWN]}... ({len(word[0]):,} characters)",
+        message,
+    )
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> UsageError:
     """The one way to say that a name is not known: the name, a guess at what was meant, the choices."""
-    return UsageError(f"unknown {what} {str(name)!r} ({choices(name, known)})")
+    return UsageError(f"unknown {what} {shown(str(name))} ({choices(name, known)})")
 
 
 def choices(name: object, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Literal, NamedTuple, Self, cast
 
-from manyhands.errors import UsageError
+from manyhands.errors import UsageError, shown
 
 VARIABLE = "MANYHANDS_FAULT"
 SLOW = "MANYHANDS_SLOW"
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
         match = re.fullmatch(r"(\d+):(\d+)(?::(\w+))?", place)
         if kind not in KINDS or match is None or (match[3] or "data") not in WHERE:
             raise UsageError(
-                f"{VARIABLE}={text!r} is not KIND@RANK:STEP or KIND@RANK:STEP:WHERE "
+                f"{VARIABLE}={shown(text)} is not KIND@RANK:STEP or KIND@RANK:STEP:WHERE "
                 f"(kinds: {', '.join(KINDS)}; where: {', '.join(WHERE)})"
             )
         return cls(kind, int(match[1]), int(match[2]), cast(Where, match[3] or "collective"))
@@ -78,7 +78,9 @@ class Slow(NamedTuple):
         """`FACTOR@RANK`."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)@(\d+)", text)
         if match is None or float(match[1]) < 1:
-            raise UsageError(f"{SLOW}={text!r} is not FACTOR@RANK with a factor of at least 1, such as 4@1")
+            raise UsageError(
+                f"{SLOW}={shown(text)} is not FACTOR@RANK with a factor of at least 1, such as 4@1"
+            )
         return cls(float(match[1]), int(match[2]))
 
 

@@ -12,7 +12,11 @@ import os
 import stat
 from pathlib import Path
 
-from manyhands.errors import StorageError
+from manyhands.errors import StorageError, UsageError, shown
+
+LONGEST_NAME = 255  # bytes of one name, the limit of nearly every file system
+LONGEST_PATH = 3800  # bytes of a path, so that the files of a run still fit below it (the limit is 4,096)
+DEEPEST = 200  # folders in each other
 
 # of these Windows has the last only, and the others have the first two
 _AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
@@ -55,6 +59,25 @@ def read_regular(path: Path) -> bytes:
     """The whole content of a regular file; OSError as above."""
     with open(open_regular(path), "rb") as file:
         return file.read()
+
+
+def usable(path: Path) -> Path:
+    """A path that folders and files can be made at, as far as that can be told from the path itself."""
+    try:
+        names = [os.fsencode(name) for name in path.parts]
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{shown(str(path))} cannot be a path: it is not text in UTF-8") from None
+    reason = ""
+    if b"\0" in b"".join(names):
+        reason = "there is a NUL character in it"
+    elif len(names) > DEEPEST:
+        reason = f"it is {len(names):,} folders deep, and {DEEPEST} are allowed"
+    elif len(os.fsencode(path)) > LONGEST_PATH or any(len(name) > LONGEST_NAME for name in names):
+        reason = f"a name has at most {LONGEST_NAME} bytes, and all of it {LONGEST_PATH:,}"
+    if reason:
+        raise UsageError(f"{shown(str(path))} cannot be a path: {reason}")
+    return path
 
 
 def remove_partial(folder: Path) -> None:

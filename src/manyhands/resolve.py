@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from manyhands import axes, words
+from manyhands import axes, environment, words
 from manyhands.device import HOST, choose
-from manyhands.errors import UsageError
+from manyhands.errors import UsageError, cut
 from manyhands.memory.blocks import blocks_of, joined
 from manyhands.recipes import RECIPES
 from manyhands.recipes.base import Recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, sparse
 from manyhands.strategies import options as strategy_options
-from manyhands.tasks import find
+from manyhands.tasks import TASKS, find
 from manyhands.tasks.base import Task
 
 # What a recipe takes from a task whatever its optimiser is; a task's rate was found with SGD.
@@ -27,7 +28,8 @@ def resolve(spec: RunSpec) -> RunSpec:
     """The same spec with nothing left open, or the sentence that says why it cannot be run."""
     # options in their own types: `--set width=2` and {"width": 2} are one spec
     options = axes.parse(spec.task, find.builder(spec.task), spec.options)
-    task = find.build(spec.task, options)
+    task = _built(spec.task, options)
+    _check_size(spec.replace(options=options), task)
     n = len(task.train)
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:
@@ -69,6 +71,39 @@ def resolve(spec: RunSpec) -> RunSpec:
     if resolved.stages > 1:
         _check_blocks(resolved, task)
     return resolved
+
+
+def _built(name: str, options: Mapping[str, Any]) -> Task:
+    """The task, or that there is not enough memory for its data."""
+    try:
+        return find.build(name, options)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        asked = re.search(r"[Uu]nable to allocate .*|tried to allocate \d+ bytes", str(error))
+        why = f" ({asked[0][:1].lower()}{asked[0][1:]})" if asked else ""
+        raise UsageError(f"{name} cannot be built: there is not enough memory for its data{why}") from error
+
+
+def _check_size(spec: RunSpec, task: Task) -> None:
+    """Options that make one of our own models too large for this machine, before the machine finds out.
+
+    A user's model is not built only to be measured: that may take long, or fetch something.
+    """
+    if spec.task not in TASKS or not spec.options:
+        return
+    given = ", ".join(f"{name}={value}" for name, value in spec.options.items())
+    try:
+        with torch.device("meta"):  # sizes without memory
+            count = sum(parameter.numel() for parameter in task.model().parameters())
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise UsageError(f"{task.name} cannot be built with {cut(given)}: no tensor is so large") from error
+    needed = 2 * count * (8 if spec.dtype == "float64" else 4)  # as much again for the gradients
+    if needed > environment.memory():
+        raise UsageError(
+            f"{task.name} with {given} has {count:,} parameters: training them takes at least "
+            f"{words.size(needed)}, and this machine has {words.size(environment.memory())}"
+        )
 
 
 def _check_blocks(spec: RunSpec, task: Task) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from manyhands.folder import RunFolder
 from manyhands.record import RunRecord
 from manyhands.spec import RunSpec
 
+_OLD_KEY = re.compile(r"-[0-9a-f]{8}(-\d+)?$")
+
 
 class Cell(NamedTuple):
     """One run that a study asks for."""
@@ -28,8 +31,17 @@ class Cell(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in the journal, and its folder's: `mnist-mlp-7f3a2b1c`, the second time `...-2`."""
-        return self.spec.name if self.repeat == 0 else f"{self.spec.name}-{self.repeat + 1}"
+        """Its name in the journal, and its folder's: `mnist-mlp-7f3a2b1c09de`, the second time `...-2`."""
+        return self.spec.name + self._time
+
+    @property
+    def old_key(self) -> str:
+        """The same in a journal of version 0.1.0."""
+        return self.spec.old_name + self._time
+
+    @property
+    def _time(self) -> str:
+        return "" if self.repeat == 0 else f"-{self.repeat + 1}"
 
     def to_json(self) -> dict[str, Any]:
         """For the journal."""
@@ -99,7 +111,7 @@ class StudyFolder:
                 events.append(json.loads(line))
             except ValueError:
                 raise ManyhandsError(f"{self.journal} is damaged in line {number}") from None
-        return events
+        return _with_new_keys(events)
 
     @contextmanager
     def writing(self) -> Iterator[JournalWriter]:
@@ -146,6 +158,25 @@ class StudyFolder:
             raise UsageError(f"there is no folder {self.path}")
         folders = [RunFolder(path) for path in sorted(self.path.iterdir()) if path.is_dir()]
         return [record for folder in folders if folder.exists() and (record := folder.record())]
+
+
+def _with_new_keys(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of version 0.1.0, whose ids had 8 digits, with the keys that their cells have now.
+
+    An old key means the cell of the sitting it was written in: another sitting's may begin with the same
+    digits and be another run.
+    """
+    if not any(_OLD_KEY.search(str(event.get("cell"))) for event in events):
+        return events  # making every cell only to know its key takes a while
+    keys: dict[str, str] = {}
+    renamed = []
+    for event in events:
+        if event["event"] == "study":
+            cells = [Cell.from_json(fields) for fields in event["cells"]]
+            keys = {cell.old_key: cell.key for cell in cells}
+        key = event.get("cell")
+        renamed.append({**event, "cell": keys[key]} if key in keys else event)
+    return renamed
 
 
 class JournalWriter:

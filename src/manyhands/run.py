@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import allocator, axes, environment, faults, history
+from manyhands import allocator, axes, environment, faults, history, origin
 from manyhands.arrange import arrange, check_arrangement, check_system, leads, rearrange
-from manyhands.errors import UsageError, WorkerFailedError, unknown
+from manyhands.errors import ManyhandsError, UsageError, WorkerFailedError, unknown
+from manyhands.files import usable
 from manyhands.folder import RunFolder
 from manyhands.followers import Followers
 from manyhands.launchers import LAUNCHERS
@@ -104,6 +105,8 @@ def run(
 
     Observers are called in threads of their own; none of them can end the run (law 12).
     """
+    if out is not None:
+        usable(out)
     check(spec)
     launcher = _launcher(spec)
     from manyhands.resolve import resolve
@@ -126,7 +129,7 @@ def resume_folder(
     observers: Sequence[Observer] | Followers = (),
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
-    folder = RunFolder(path)
+    folder = RunFolder(usable(path))
     stored = folder.spec()
     if settings.get("workers") == "auto":
         raise UsageError(
@@ -161,6 +164,7 @@ def check_names(spec: RunSpec) -> None:
     """Names that nobody has: of a task, of a member of an axis, of a strategy's option."""
     if ".py" not in spec.task and spec.task not in TASKS:
         raise unknown("task", spec.task, TASKS)
+    usable(Path(spec.task))
     for what, axis, name in (
         ("recipe", RECIPES, spec.recipe),
         ("strategy", STRATEGIES, spec.strategy),
@@ -200,12 +204,16 @@ def _choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
         if not folder.exists() and out.exists() and (not out.is_dir() or any(_visible(out))):
             raise UsageError(f"{out} is not an empty folder and holds no run; choose another --out")
         return out
-    first = RUNS / spec.name
-    numbered = itertools.chain([first], (first.with_name(f"{first.name}-{k}") for k in itertools.count(2)))
-    taken = list(itertools.takewhile(lambda path: path.exists(), numbered))
-    if resume and taken:
-        return taken[-1]
+    first, taken = RUNS / spec.name, _numbered(RUNS / spec.name)
+    if resume and (there := taken or _numbered(RUNS / spec.old_name)):
+        return there[-1]
     return first.with_name(f"{first.name}-{len(taken) + 1}") if taken else first
+
+
+def _numbered(first: Path) -> list[Path]:
+    """The folders of this name that are there: itself, `...-2`, `...-3`, and so on."""
+    more = (first.with_name(f"{first.name}-{k}") for k in itertools.count(2))
+    return list(itertools.takewhile(lambda path: path.exists(), itertools.chain([first], more)))
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -295,6 +303,13 @@ def _with_restarts(
                 raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
             again = f"starting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
             followers.notice(f"{error}\n{again}")
+        except ManyhandsError:
+            raise
+        except Exception as error:
+            if spec.launcher == "inline":  # others have a log of their own
+                origin.keep(error, folder.path / "logs" / "rank-0.log", f"worker 0 of 1 of {folder.path}")
+                error.add_note(how_to_go_on(folder))
+            raise
     raise AssertionError
 
 

@@ -8,11 +8,39 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from manyhands import words
 from manyhands.axes import reason_of
-from manyhands.errors import UsageError, choices
+from manyhands.errors import UsageError, choices, shown
+
+DIGITS = 12  # of an id; with 8, ten thousand cells of a study had a chance of 1 % that two were alike
+OLD_DIGITS = 8  # of an id that version 0.1.0 wrote
+
+
+def same_id(one: str, other: str) -> bool:
+    """Whether two ids name one spec: an old one of 8 digits is the beginning of the new one of 12."""
+    short, long = sorted((one, other), key=len)
+    return one == other or ((len(short), len(long)) == (OLD_DIGITS, DIGITS) and long.startswith(short))
+
+
+# What is more than this is a slip, and would be too much for a counter, a clock or a machine. What this very
+# machine can do is a question of who starts the run there (arrange.py).
+MOST: dict[str, int] = {
+    "workers": 65_536,
+    "threads": 1_024,
+    "batch": 10**12,
+    "accumulate": 10**9,
+    "epochs": 10**9,
+    "samples": 10**15,
+    "seconds": 10**9,
+    "evaluate_every": 10**9,
+    "memory": 10**18,
+    "checkpoint_every": 10**9,
+    "keep": 10**6,
+    "timeout": 10**9,
+    "restarts": 10**6,
+}
 
 
 class RunSpec(BaseModel):
@@ -79,7 +107,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _at_least_one(cls, value: int | None) -> int | None:
         if value is not None and value < 1:
-            raise ValueError(f"must be at least 1, got {value}")
+            raise ValueError(f"must be at least 1, got {shown(value)}")
         return value
 
     @field_validator("memory", mode="before")
@@ -91,14 +119,14 @@ class RunSpec(BaseModel):
     @classmethod
     def _some_memory(cls, value: int | None) -> int | None:
         if value is not None and value < 1:
-            raise ValueError(f"must be more than nothing, got {value}")
+            raise ValueError(f"must be more than nothing, got {shown(value)}")
         return value
 
     @field_validator("restarts")
     @classmethod
     def _no_less_than_none(cls, value: int) -> int:
         if value < 0:
-            raise ValueError(f"must be 0 or more, got {value}")
+            raise ValueError(f"must be 0 or more, got {shown(value)}")
         return value
 
     @field_validator("epochs", "seconds", "evaluate_every", "timeout")
@@ -126,7 +154,16 @@ class RunSpec(BaseModel):
     @classmethod
     def _seed(cls, value: int) -> int:
         if not 0 <= value < 2**63:
-            raise ValueError(f"must be from 0 to 2**63 - 1, got {value}")
+            raise ValueError(f"must be from 0 to 2**63 - 1, got {shown(value)}")
+        return value
+
+    @field_validator(*MOST)
+    @classmethod
+    def _not_too_much(cls, value: float | None, info: ValidationInfo) -> float | None:
+        most = MOST[info.field_name or ""]
+        if value is not None and value > most:
+            got = shown(value) if isinstance(value, int) else f"{value:g}"
+            raise ValueError(f"must be at most {most:,}, got {got}")
         return value
 
     @classmethod
@@ -151,19 +188,32 @@ class RunSpec(BaseModel):
         return type(self).of(**{**self.model_dump(), **fields})
 
     @property
-    def id(self) -> str:
-        """Eight digits that are the same for the same content.
+    def content(self) -> str:
+        """What makes it this computation and no other, as one text.
 
         Fields at their defaults are left out, so that a field added in a later version changes no old id.
         """
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        fields = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def id(self) -> str:
+        """Twelve digits that are the same for the same content."""
+        return hashlib.sha256(self.content.encode()).hexdigest()[:DIGITS]
 
     @property
     def name(self) -> str:
-        """A folder's name for it: `mnist-cnn-7f3a2b1c`, or `spirals-0b1c2d3e` for a file.py:spirals."""
-        return f"{self.task.rpartition(':')[2]}-{self.id}"
+        """A folder's name for it: `mnist-cnn-7f3a2b1c09de`, or `spirals-0b1c2d3e4f5a` for file.py:spirals."""
+        return f"{self._stem}-{self.id}"
+
+    @property
+    def old_name(self) -> str:
+        """The same as version 0.1.0 wrote it: what it left behind goes on."""
+        return f"{self._stem}-{self.id[:OLD_DIGITS]}"
+
+    @property
+    def _stem(self) -> str:
+        return self.task.rpartition(":")[2]
 
     @property
     def servers(self) -> int:
@@ -257,9 +307,9 @@ def _sentence(error: ValidationError, known: list[str]) -> str:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "spec"
     if first["type"] == "extra_forbidden":
-        return f"a run has no setting {name!r} ({choices(name, known)})"
+        return f"a run has no setting {shown(name)} ({choices(name, known)})"
     if first["type"] == "missing":
         return f"a run needs a {name}"
     if first["type"] == "value_error":
         return f"{name} {first['ctx']['error']}"
-    return f"{name} {reason_of(error)}, got {first['input']!r}"
+    return f"{name} {reason_of(error)}, got {shown(first['input'])}"

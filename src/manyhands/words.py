@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+
+from manyhands.errors import shown
+
+YEAR = 365.25 * 24 * 3600  # seconds
 
 
 def count(number: float, unit: str = "") -> str:
@@ -36,6 +41,10 @@ def threshold(value: float, name: str) -> str:
 
 def duration(seconds: float) -> str:
     """`57 s`, `3 min 20 s`, `2 h 5 min`; below ten seconds with one decimal, below a tenth in `ms`."""
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds >= YEAR:
+        return f"{seconds / YEAR:,.3g} years"
     if 0 < seconds < 0.0995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 9.95:
@@ -51,6 +60,8 @@ def duration(seconds: float) -> str:
 
 def size(number: float) -> str:
     """Bytes: `57 MB`, `24 GiB` is written by whoever means powers of two."""
+    if not math.isfinite(number):
+        return "-"
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1000:
             return f"{number:.3g} {unit}"
@@ -78,6 +89,9 @@ def nbytes(text: str) -> int:
     """`2GB`, `500 MB`, `1.5GiB`, `4096`: the bytes that a person means."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {text!r}")
+        raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {shown(text)}")
     number, unit, binary = found.groups()
-    return int(float(number) * float(1024 if binary else 1000) ** _POWERS[unit.upper()])
+    size = float(number) * float(1024 if binary else 1000) ** _POWERS[unit.upper()]
+    if not math.isfinite(size):
+        raise ValueError(f"must be a size that a machine can have, got {shown(text)}")
+    return int(size)

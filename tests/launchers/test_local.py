@@ -143,7 +143,9 @@ def test_a_crash_in_native_code_leaves_its_traceback_in_the_log(tmp_path: Path) 
 
 
 def test_running_out_of_memory_is_said() -> None:
-    sentence = r"^worker 0 of 1 \(.*\) raised MemoryError \(out of memory\)"
+    sentence = (
+        r"^\S*workers.py:\d+ in exhaust: MemoryError\nworker 0 of 1 \(.*\) raised it \(out of memory\)\n"
+    )
     with pytest.raises(WorkerFailedError, match=sentence):
         Local(preload=LIGHT).launch(exhaust, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import typer
 
-from manyhands import __version__
+from manyhands import __version__, origin
 from manyhands.cli import doctor, list_, report, show, study, train, verify
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.errors import ManyhandsError, UsageError, cut, shown
 
 app = typer.Typer(
     name="manyhands",
@@ -50,9 +51,11 @@ def main() -> None:
 def answer(arguments: list[str]) -> int:
     """Carry out a command line; every failure is one sentence on standard error (law 10)."""
     try:
+        _check_text(arguments)
         outcome = typer.main.get_command(app).main(arguments, prog_name="manyhands", standalone_mode=False)
     except ManyhandsError as error:
-        return _fail(str(error), error.exit_code, common=isinstance(error, UsageError))
+        common = isinstance(error, UsageError)
+        return _fail(cut(str(error)) if common else str(error), error.exit_code, common=common)
     except typer.Abort:
         return _fail("interrupted", 130)
     except KeyboardInterrupt:
@@ -63,9 +66,18 @@ def answer(arguments: list[str]) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 (the last place before a bare traceback)
         if hasattr(error, "format_message"):  # click's own: an unknown option, a missing argument
-            return _fail(error.format_message(), 2)
+            return _fail(cut(error.format_message()), 2)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _fail(f"{shown(str(error.filename))} is longer than a path may be", 2)
         return _fail(_unexpected(error), 1)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Names and values end up in files and messages, which are text."""
+    for argument in arguments:
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise UsageError(f"the argument {shown(argument)} is not text in UTF-8")
 
 
 def _fail(message: str, code: int, *, common: bool = False) -> int:
@@ -77,10 +89,15 @@ def _fail(message: str, code: int, *, common: bool = False) -> int:
 
 def _unexpected(error: Exception) -> str:
     """What nobody foresaw, in a task's code or in ours: where it happened, and where the rest is told."""
+    notes = list(getattr(error, "__notes__", []))
+    if not any(note.startswith(origin.TOLD) for note in notes):  # it has no folder
+        with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
+            file.write("".join(traceback.format_exception(error)))
+        notes.insert(0, f"{origin.TOLD}{file.name}")
+    if place := origin.users_line(error.__traceback__):
+        return "\n".join([cut(origin.headline(place, error)), *notes])
     last = traceback.extract_tb(error.__traceback__)[-1]
-    with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
-        file.write("".join(traceback.format_exception(error)))
     text = str(error).strip().splitlines()
-    said = f": {text[0]}" if text else ""
+    said = f": {cut(text[0])}" if text else ""
     place = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
-    return f"{type(error).__name__}{said} (at {place}; the whole traceback is in {file.name})"
+    return "\n".join([f"{type(error).__name__}{said} (at {place}; {notes[0]})", *notes[1:]])

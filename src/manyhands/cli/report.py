@@ -29,11 +29,12 @@ def report(
 ) -> None:
     """Draw a study's report from its records: report.html, results.csv and the charts."""
     from manyhands.analysis.answer import answers
+    from manyhands.files import usable
     from manyhands.report.page import draw
     from manyhands.results import StudyFolder
 
     results = StudyFolder(folder).read()
-    page = draw(results, out, pictures=pictures)
+    page = draw(results, None if out is None else usable(out), pictures=pictures)
     found = answers(results)
     if json:
         texts = {answer.task: answer.text for answer in found}

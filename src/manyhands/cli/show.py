@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,9 @@ from manyhands.record import RunRecord, StepRecord
 
 EXAMPLES = """Examples:
 
-manyhands show runs/mnist-cnn-7f3a2b1c
+manyhands show runs/mnist-cnn-7f3a2b1c09de
 
-manyhands show runs/mnist-cnn-7f3a2b1c --json | jq .metric"""
+manyhands show runs/mnist-cnn-7f3a2b1c09de --json | jq .metric"""
 
 
 def show(
@@ -142,7 +143,7 @@ def _workers(record: RunRecord) -> list[str]:
             f"{name} {words.percent(training.get(name, 0.0) / total)}" for name in ("communication", "wait")
         )
         traffic = record.traffic[rank].values() if record.traffic else ()
-        moved = words.size(int(sum(operation["bytes"] for operation in traffic)))
+        moved = words.size(sum(operation["bytes"] for operation in traffic))
         host = f" on {record.hosts[rank]}" if len(set(record.hosts)) > 1 else ""
         role = "server" if rank < record.spec.servers else "worker"
         lines.append(f"{f'{role} {rank}':<10} {shares}, {moved} exchanged{_work(record, rank)}{host}")
@@ -175,8 +176,12 @@ def _curves(steps: list[StepRecord], name: str) -> list[str]:
     """The loss as a line of blocks, and a row an evaluation (the first, the last and some between)."""
     if not steps:
         return []
-    losses = _thin([step.loss for step in steps], 50)
-    lines = [f"loss       {steps[0].loss:.3g} {_blocks(losses)} {steps[-1].loss:.3g}"]
+    losses = [step.loss for step in steps]
+    odd = sum(not math.isfinite(loss) for loss in losses)
+    lines = [
+        f"loss       {losses[0]:.3g} {_blocks(_thin(losses, 50))} {losses[-1]:.3g}"
+        + (f" ({words.plural(odd, 'step')} without a finite loss)" if odd else "")
+    ]
     evaluated = [step for step in steps if step.metric is not None]
     if len(evaluated) > 8:
         stride = (len(evaluated) - 1) / 7
@@ -190,14 +195,25 @@ def _curves(steps: list[StepRecord], name: str) -> list[str]:
 
 
 def _thin(values: list[float], most: int) -> list[float]:
-    """Means of equal stretches, at most so many."""
+    """Means of equal stretches, at most so many; of what is finite in them, if anything is."""
     if len(values) <= most:
         return values
     edges = [round(k * len(values) / most) for k in range(most + 1)]
-    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    return [_mean(values[a:b]) for a, b in pairwise(edges)]
+
+
+def _mean(values: list[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else math.nan  # a sum of them may overflow
 
 
 def _blocks(values: list[float]) -> str:
-    low, high = min(values), max(values)
+    """A row of blocks, from the lowest value to the highest; a cross for what is not finite."""
+    halves = [value / 2 for value in values]  # the span of two floats may be more than a float holds
+    finite = [half for half in halves if math.isfinite(half)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     blocks = "▁▂▃▄▅▆▇█"
-    return "".join(blocks[round((value - low) / ((high - low) or 1) * 7)] for value in values)
+    return "".join(
+        blocks[round((half - low) / ((high - low) or 1) * 7)] if math.isfinite(half) else "×"
+        for half in halves
+    )

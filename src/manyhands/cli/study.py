@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyhands.errors import UsageError
+from manyhands.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from manyhands.results import Results
@@ -55,21 +55,23 @@ def study(
 
     A study that was stopped goes on where it was when the same command is given again.
     """
+    from manyhands.arrange import most_ranks
+    from manyhands.files import usable
     from manyhands.study import file as files
     from manyhands.study import guarded, preview, view
     from manyhands.study.execute import execute
 
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    if not 1 <= jobs <= most_ranks():
+        raise UsageError(f"--jobs must be from 1 to {most_ranks():,} on this machine, got {shown(jobs)}")
     plan = files.read(files.find(file))
-    folder = out or Path("results") / plan.name
+    folder = usable(out or Path("results") / plan.name)
     if dry_run:
         found = preview.preview(plan, folder, jobs)
         text = json_format.dumps(preview.to_json(found), indent=2) if json else "\n".join(preview.draw(found))
         print(text)
         return
-    shown = view.NoView() if quiet else guarded.Guarded(view.for_people())
-    results = execute(plan, folder, shown, jobs)
+    table = view.NoView() if quiet else guarded.Guarded(view.for_people())
+    results = execute(plan, folder, table, jobs)
     if json:
         print(json_format.dumps(_json(results), indent=2))
     else:

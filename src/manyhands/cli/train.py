@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manyhands.errors import UsageError
+from manyhands.errors import UsageError, cut, shown
 
 EXAMPLES = """Examples:
 
@@ -29,7 +29,7 @@ manyhands train mnist-cnn --set width=2 --set recipe.warmup=1
 
 manyhands train my_task.py:flowers --lr 0.05 --json
 
-manyhands train --resume runs/mnist-cnn-7f3a2b1c"""
+manyhands train --resume runs/mnist-cnn-7f3a2b1c09de"""
 
 
 def train(
@@ -254,9 +254,9 @@ def count_of(workers: str | None) -> int | str | None:
     if workers is None or workers == "auto":
         return workers
     try:
-        return int(workers)
+        return int(workers)  # of so many digits as Python reads
     except ValueError:
-        raise UsageError(f"--workers takes a whole number or auto, got {workers!r}") from None
+        raise UsageError(f"--workers takes a whole number or auto, got {shown(workers)}") from None
 
 
 def parse_set(pairs: list[str]) -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
@@ -265,13 +265,13 @@ def parse_set(pairs: list[str]) -> tuple[dict[str, str], dict[str, str], dict[st
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set takes KEY=VALUE, got {pair!r}")
+            raise UsageError(f"--set takes KEY=VALUE, got {shown(pair)}")
         axis, dot, option = name.partition(".")
         if not dot:
             axis, option = "", name
         elif axis not in found:
             raise UsageError(
-                f"--set {pair}: only options of the task (KEY), of the recipe (recipe.KEY) and of the "
+                f"--set {cut(pair)}: only options of the task (KEY), of the recipe (recipe.KEY) and of the "
                 "strategy (strategy.KEY) can be set"
             )
         found[axis][option] = value

@@ -33,7 +33,7 @@ def verify(
     workers: Annotated[int, typer.Option(help="How many workers.")] = 2,
     transport: Annotated[str | None, typer.Option(help="shm, torch or mpi. [default: shm]")] = None,
     launcher: Annotated[str | None, typer.Option(help="local, env or mpi. [default: local]")] = None,
-    steps: Annotated[int, typer.Option(help="Steps to compare.", min=1)] = 5,
+    steps: Annotated[int, typer.Option(help="Steps to compare.", min=1, max=10_000)] = 5,
     batch: Annotated[int, typer.Option(help="Samples a step, over all workers.")] = UNEVEN,
     accumulate: Annotated[int, typer.Option(help="Micro-batches a worker and step.")] = 1,
     recipe: Annotated[str | None, typer.Option(help="[default: the task's]")] = None,

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 from manyhands.errors import DeadlineError, ManyhandsError, PeerLostError, UsageError, WorkerFailedError
+from manyhands.origin import users_line
 from manyhands.place import Place
 
 # ours: one of our errors; peer: one that only says that somebody else failed; exit: sys.exit
@@ -31,6 +32,7 @@ class Failure(NamedTuple):
     where: str = ""  # `file:line in function`, the innermost
     pickled: bytes | None = None  # the exception, where it survives the journey
     code: int = 0  # of sys.exit
+    own: str = ""  # `file:line in function`, the innermost of the user's own code
 
     def error(self) -> Exception | None:
         """The exception itself; one that is not a sentence of ours with its traceback as a note."""
@@ -128,7 +130,14 @@ def _failure(error: BaseException) -> Failure:
         last = traceback.extract_tb(frames)[-1:]
         where = "".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in last)
         return Failure(
-            _kind(error), type(error).__name__, str(error), trace, where, _pickled(error), _code(error)
+            _kind(error),
+            type(error).__name__,
+            str(error),
+            trace,
+            where,
+            _pickled(error),
+            _code(error),
+            users_line(frames),
         )
     except MemoryError:  # no room even for that
         return Failure(_kind(error), type(error).__name__, "", "")

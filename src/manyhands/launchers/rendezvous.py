@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.errors import ManyhandsError, UsageError, shown
 
 PORT, KEY = "MANYHANDS_PORT", "MANYHANDS_KEY"
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -212,4 +212,4 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
     try:
         return int(text or "")
     except ValueError:
-        raise UsageError(f"{name}={text!r} in the environment is not a number") from None
+        raise UsageError(f"{name}={shown(text)} in the environment is not a number") from None

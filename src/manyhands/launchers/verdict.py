@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from manyhands.launchers.calls import Failure
+from manyhands.origin import TOLD, headline
 from manyhands.place import Status
 from manyhands.words import duration
 
@@ -97,8 +98,19 @@ def is_ours(one: Known) -> bool:
 
 def failed(culprit: Known, everyone: Sequence[Known], seconds: float) -> str:
     """The message about a worker that raised or died; the others were stopped so many seconds later."""
-    lines = [f"{name(culprit, len(everyone))} {_deed(culprit)}{_at(culprit.status)}", *_left_words(culprit)]
-    return "\n".join(lines + _others({culprit.rank}, everyone, seconds))
+    return "\n".join(_failed(culprit, len(everyone)) + _others({culprit.rank}, everyone, seconds))
+
+
+def _failed(one: Known, size: int) -> list[str]:
+    """What it did; where a line of the user's own is to blame, that line comes before everything else."""
+    failure = one.failure if one.ending is None else None
+    if failure is None or not failure.own or failure.kind == "exit":
+        return [f"{name(one, size)} {_deed(one)}{_at(one.status)}", *_left_words(one)]
+    return [
+        headline(failure.own, failure.name, failure.text),
+        f"{name(one, size)} {_raised_it(failure)}{_at(one.status)}",
+        *([f"{TOLD}{one.log}"] if one.log else _left_words(one)),
+    ]
 
 
 Why = Literal["silent", "busy", "astray", "behind", "nobody"]
@@ -199,9 +211,16 @@ def raised(failure: Failure) -> str:
         return ended(Ending("exit", failure.code))
     first = failure.text.strip().partition("\n")[0]
     what = f"raised {failure.name}: {first}" if first else f"raised {failure.name}"
+    return f"{what} (out of memory)" if _is_memory(failure) and "out of memory" not in first.lower() else what
+
+
+def _raised_it(failure: Failure) -> str:
+    return "raised it (out of memory)" if _is_memory(failure) else "raised it"
+
+
+def _is_memory(failure: Failure) -> bool:
     words = failure.text.lower()
-    memory = "can't allocate memory" in words or "out of memory" in words or failure.name == "MemoryError"
-    return f"{what} (out of memory)" if memory and "out of memory" not in first.lower() else what
+    return "can't allocate memory" in words or "out of memory" in words or failure.name == "MemoryError"
 
 
 def _deed(one: Known) -> str:

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from manyhands.errors import UsageError, unknown
+from manyhands.errors import UsageError, shown, unknown
 from manyhands.recipes.schedule import Decay, Schedule
 
 OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
 Scaling = Literal["linear", "sqrt", "none"]
 WarmupFrom = Literal["reference", "zero"]
 
+MANY = 1e300  # a number from here on is as good as infinite: whatever it is multiplied by
 REFERENCE_BATCH = 256  # the batch a recipe's `lr` is meant for: one server of eight GPUs in Goyal et al.
 
 
@@ -61,7 +62,7 @@ class Recipe:
             if (value := getattr(self, name)) is not None:
                 _number(name, value, _positive, "a positive number or none")
         if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
-            raise UsageError(f"nesterov needs a momentum above 0, got {self.momentum!r}")
+            raise UsageError(f"nesterov needs a momentum above 0, got {shown(self.momentum)}")
         object.__setattr__(self, "milestones", _fractions(self.milestones))
 
     def peak(self, batch: int) -> float:
@@ -81,7 +82,7 @@ class Recipe:
         return Schedule(
             start=self._start,
             peak=self.peak(batch),
-            warmup=min(round(self.warmup * epoch), horizon) if self._warms_up(batch) else 0,
+            warmup=round(min(self.warmup * epoch, horizon)) if self._warms_up(batch) else 0,
             horizon=horizon,
             decay=self.decay,
             # rounded to whole samples: 8/9 of 90 epochs is the end of epoch 80, not a rounding error after it
@@ -140,18 +141,24 @@ def _choice(name: str, value: object, literal: Any) -> None:
         raise unknown(name, value, get_args(literal))
 
 
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MANY
 
 
 def _number(name: str, value: Any, accepts: Callable[[float], bool], wanted: str) -> None:
+    if _is_finite(value) and abs(value) >= MANY:
+        raise UsageError(f"{name} must be below {MANY:g}, got {shown(value)}")
     if not (_is_number(value) and accepts(value)):
-        raise UsageError(f"{name} must be {wanted}, got {value!r}")
+        raise UsageError(f"{name} must be {wanted}, got {shown(value)}")
 
 
 def _fractions(given: Any) -> tuple[float, ...]:
     fractions = tuple(given) if isinstance(given, list | tuple) else (None,)
     inside = all(_is_number(fraction) and 0 < fraction < 1 for fraction in fractions)
     if not inside or any(after <= before for before, after in pairwise(fractions)):
-        raise UsageError(f"milestones must be increasing fractions between 0 and 1, got {given!r}")
+        raise UsageError(f"milestones must be increasing fractions between 0 and 1, got {shown(given)}")
     return fractions

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 from manyhands import axes
-from manyhands.errors import UsageError, unknown
+from manyhands.errors import UsageError, shown, unknown
 from manyhands.strategies import STRATEGIES
 
 Outer = Literal["mean", "nesterov", "elastic"]
@@ -165,10 +166,12 @@ def parse(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
     own = known(strategy)
     for name in given:
         if name not in own and (others := [other for other in STRATEGIES if name in known(other)]):
-            raise UsageError(f"strategy {strategy} has no option {name!r}: it is {' and '.join(others)}'s")
+            raise UsageError(
+                f"strategy {strategy} has no option {shown(name)}: it is {' and '.join(others)}'s"
+            )
     parsed = axes.parse(f"strategy {strategy}", _builder(strategy), given)
     every = parsed.get("every")
-    if isinstance(every, str) and every.lstrip("-").isdecimal():  # a number of steps, or a word
+    if isinstance(every, str) and re.fullmatch("-?[0-9]{1,18}", every):  # a number of steps, or a word
         parsed["every"] = int(every)
     return parsed
 
@@ -193,4 +196,5 @@ def _builder(strategy: str) -> axes.Builder:
 
 def _must(strategy: str, name: str, holds: bool, wanted: str, value: Any) -> None:
     if not holds:
-        raise UsageError(f"strategy {strategy}: {name} must be {wanted}, got {value}")
+        got = value if isinstance(value, str) and len(value) <= 80 else shown(value)
+        raise UsageError(f"strategy {strategy}: {name} must be {wanted}, got {got}")

@@ -21,6 +21,7 @@ from manyhands.study import calibration
 from manyhands.study.attempt import CannotWorkError, apart, attempt, is_settled, ruled_out, tidy
 from manyhands.study.beside import beside
 from manyhands.study.file import Study
+from manyhands.study.grid import unique
 from manyhands.study.history import History
 from manyhands.study.sheet import Entry, Sheet
 
@@ -127,12 +128,13 @@ class Execution:
             except DataUnavailableError as error:
                 self._view.say(f"{error}\nusing {fallback} instead of {spec.task}")
                 missing.add(spec.task)
-        found: dict[str, Cell] = {}
+        found = []
         for cell in cells:
             lacking = cell.spec.task in missing and not self._history.is_finished(cell)
-            spec = cell.spec.replace(task=fallback, options={}) if lacking else cell.spec
-            found.setdefault(cell._replace(spec=spec).key, cell._replace(spec=spec))
-        return list(found.values())
+            found.append(
+                cell._replace(spec=cell.spec.replace(task=fallback, options={})) if lacking else cell
+            )
+        return unique(found)
 
     def _open(self, cells: list[Cell]) -> None:
         study, entries = self._study, self.sheet.entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ from typing import Any
 import manyhands
 from manyhands import axes
 from manyhands.claims import CLAIMS
-from manyhands.errors import UsageError, choices, unknown
+from manyhands.errors import UsageError, choices, shown, unknown
 from manyhands.recipes import RECIPES
+from manyhands.recipes.base import MANY
 from manyhands.results import Cell, Without
 from manyhands.run import check_combination, check_names
 from manyhands.spec import RunSpec
@@ -30,6 +30,7 @@ KEYS = (
 )  # fmt: skip
 STUDIES = "studies"
 _UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
+_LONGEST = 100  # letters of a name
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
@@ -73,7 +74,9 @@ def read(path: Path) -> Study:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"cannot read the study {path}: {reason.lower()}") from None
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise UsageError(f"{path} is not a study: its tables and lists are nested too deeply") from None
+    except ValueError as error:  # tomllib's own, or Python's about a number of thousands of digits
         raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
     return _File(path, content, Lines(text)).study()
 
@@ -133,7 +136,11 @@ class _File:
                 cells += mine
         if not cells:
             raise UsageError(f"{self._path} has no cells: [[exclude]] leaves none of them")
-        found = grid.unique(iter(cells))
+        found = grid.unique(cells)
+        if len(found) > grid.MOST:
+            raise UsageError(
+                f"{self._path} has {len(found):,} cells in its grids, and a study at most {grid.MOST:,}"
+            )
         can = [cell for cell in found if cell.key not in reasons]
         cannot = [Without(cell, reasons[cell.key]) for cell in found if cell.key in reasons]
         return can, cannot, len(left_out)
@@ -142,6 +149,8 @@ class _File:
         own = grid.flatten(table, "a grid")
         settings = grid.with_cores(grid.merged(defaults, own))
         repeats = grid.repeats_of(settings, self._content.get("repeats", 1))
+        if (cells := grid.count(settings, repeats)) > grid.MOST:
+            raise SlipError("", f"this grid has {cells:,} cells, and a study at most {grid.MOST:,}")
         timed = grid.timed_of(settings)
         for spec in grid.expand(settings):
             _check_names(spec)
@@ -153,12 +162,12 @@ class _File:
         content = self._content
         for key in content:
             if key not in KEYS:
-                raise SlipError(key, f"a study has no key {key!r} ({choices(key, KEYS)})")
+                raise SlipError(key, f"a study has no key {shown(key)} ({choices(key, KEYS)})")
         for key in ("name", "title", "about", "fallback", "claim", "currency"):
             _must(key, content.get(key, ""), lambda value: isinstance(value, str), "text")
         name = content.get("name", self._path.stem)
-        if not name or name.startswith(".") or "/" in name:
-            raise SlipError("name", f"name must do as a folder's name, got {name!r}")
+        if not name or name.startswith(".") or "/" in name or not name.isprintable() or len(name) > _LONGEST:
+            raise SlipError("name", f"name must do as a folder's name, got {shown(name)}")
         fallback = content.get("fallback")
         if fallback is not None and fallback not in TASKS:
             raise SlipError("fallback", str(unknown("task", fallback, TASKS)))
@@ -202,7 +211,7 @@ def seconds(value: Any) -> float:
         text = value.strip().lower()
         parts = _TIME.findall(text)
         if not parts or _TIME.sub("", text) or any(unit not in _UNITS for _, unit in parts):
-            raise SlipError("budget", f"budget must be {wanted}, got {value!r}")
+            raise SlipError("budget", f"budget must be {wanted}, got {shown(value)}")
         value = sum(float(number) * _UNITS[unit] for number, unit in parts)
     _must("budget", value, lambda given: _number(given) and given > 0, wanted)
     return float(value)
@@ -249,7 +258,7 @@ def _check_recipe(spec: RunSpec) -> None:
     }
     for name in spec.recipe_options:
         if name not in known:
-            raise UsageError(f"no recipe has an option {name!r} ({choices(name, known)})")
+            raise UsageError(f"no recipe has an option {shown(name)} ({choices(name, known)})")
 
 
 def _option(table: str, error: UsageError) -> str:
@@ -259,9 +268,9 @@ def _option(table: str, error: UsageError) -> str:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MANY
 
 
 def _must(key: str, value: Any, holds: Callable[[Any], bool], wanted: str) -> None:
     if not holds(value):
-        raise SlipError(key, f"{key} must be {wanted}, got {value!r}")
+        raise SlipError(key, f"{key} must be {wanted}, got {shown(value)}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from manyhands import environment
 from manyhands.arrange import arrange
-from manyhands.errors import UsageError, choices
+from manyhands.errors import UsageError, choices, shown
 from manyhands.results import Cell
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
@@ -19,7 +20,7 @@ NESTED = ("options", "strategy_options", "recipe_options")
 OWN = ("share", "lr", "repeats", "timed")  # what a grid has beyond the settings of a run
 KEYS = (*RunSpec.model_fields, *OWN)
 _SHORT = {"lr": "recipe_options.lr"}
-_MOST = 10_000  # cells of a study: more is a slip, and would take for ever to say
+MOST = 10_000  # cells of a study: more is a slip, and would take for ever to say
 
 Choices = dict[str, list[Any]]
 
@@ -37,10 +38,10 @@ def flatten(table: Mapping[str, Any], what: str, keys: tuple[str, ...] = KEYS) -
     found: Choices = {}
     for key, value in table.items():
         if key not in keys:
-            raise SlipError(key, f"{what} has no key {key!r} ({choices(key, keys)})")
+            raise SlipError(key, f"{what} has no key {shown(key)} ({choices(key, keys)})")
         if key in NESTED and not isinstance(value, list):
             if not isinstance(value, dict):
-                raise SlipError(key, f"{key} is a table of options, got {value!r}")
+                raise SlipError(key, f"{key} is a table of options, got {shown(value)}")
             found |= {f"{key}.{name}": _listed(each) for name, each in value.items()}
             continue
         name = _SHORT.get(key, key)
@@ -66,11 +67,17 @@ def merged(defaults: Choices, own: Choices) -> Choices:
     return {**own, **rest}
 
 
+def count(settings: Choices, repeats: int) -> int:
+    """How many cells a grid asks for, told without listing them."""
+    chosen = (values for key, values in settings.items() if key not in ("repeats", "timed"))
+    return repeats * math.prod(len(values) for values in chosen)
+
+
 def repeats_of(settings: Choices, otherwise: int) -> int:
     """How often a grid's cells are run."""
     value = _single(settings, "repeats", otherwise)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SlipError("repeats", f"repeats must be a whole number of at least 1, got {value!r}")
+        raise SlipError("repeats", f"repeats must be a whole number of at least 1, got {shown(value)}")
     return value
 
 
@@ -78,7 +85,7 @@ def timed_of(settings: Choices) -> bool:
     """Whether a grid's seconds count."""
     value = _single(settings, "timed", True)
     if not isinstance(value, bool):
-        raise SlipError("timed", f"timed must be true or false, got {value!r}")
+        raise SlipError("timed", f"timed must be true or false, got {shown(value)}")
     return value
 
 
@@ -87,11 +94,6 @@ def expand(settings: Choices) -> list[RunSpec]:
     chosen = {key: values for key, values in settings.items() if key not in ("repeats", "timed")}
     if "task" not in chosen:
         raise SlipError("", "a grid needs a task")
-    count = 1
-    for values in chosen.values():
-        count *= len(values)
-    if count > _MOST:
-        raise SlipError("", f"this grid has {count:,} cells, and a study at most {_MOST:,}")
     strategies = [name for name in chosen.get("strategy", []) if name in STRATEGIES]
     specs = []
     for combination in itertools.product(*chosen.values()):
@@ -101,13 +103,25 @@ def expand(settings: Choices) -> list[RunSpec]:
     return specs
 
 
-def unique(cells: Iterator[Cell]) -> list[Cell]:
+def unique(cells: Iterable[Cell]) -> list[Cell]:
     """Identical cells are one, timed if one of them is; all of them once before any is repeated."""
     found: dict[str, Cell] = {}
     for cell in cells:
         before = found.get(cell.key)
+        if before is not None:
+            _refuse_clash(before.spec, cell.spec)
         found[cell.key] = cell._replace(timed=cell.timed or (before is not None and before.timed))
     return sorted(found.values(), key=lambda cell: cell.repeat)
+
+
+def _refuse_clash(one: RunSpec, other: RunSpec) -> None:
+    """Two that differ and have one id would be one cell, and one of them would never be run."""
+    if one.content != other.content:
+        changes = "; ".join([*one.differences(other), *one.moves(other)])
+        raise UsageError(
+            f"two different cells ({changes}) have the same id {one.id}: change any setting of one of them, "
+            "such as its seed"
+        )
 
 
 def matches(spec: RunSpec, exclude: Choices) -> bool:
@@ -153,14 +167,14 @@ def _fields(flat: dict[str, Any]) -> dict[str, Any]:
             fields[name] = {**fields.get(name, {}), option: value}
         elif name in NESTED:
             if not isinstance(value, dict):
-                raise SlipError(name, f"{name} is a table of options, got {value!r}")
+                raise SlipError(name, f"{name} is a table of options, got {shown(value)}")
             fields[name] = {**fields.get(name, {}), **value}
         else:
             fields[name] = value
     share, workers = fields.pop("share", None), fields.get("workers", 1)
     if share is not None and isinstance(workers, int):
         if not isinstance(share, int) or share < 1:
-            raise SlipError("share", f"share must be a whole number of at least 1, got {share!r}")
+            raise SlipError("share", f"share must be a whole number of at least 1, got {shown(share)}")
         fields["batch"] = share * workers
     return fields
 
@@ -185,7 +199,7 @@ def _spec(fields: dict[str, Any]) -> RunSpec:
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         if key == "threads" and isinstance(fields.get(key), str):
-            reason = f'threads must be a whole number or "all", got {fields[key]!r}'
+            reason = f'threads must be a whole number or "all", got {shown(fields[key])}'
             raise SlipError(key, reason) from None
         try:
             RunSpec.of(**arranged)

@@ -85,5 +85,8 @@ class History:
         ended = self._finished.get(cell.key)
         if ended and not self.is_finished(cell):
             taken.add(ended["run"])
+        event = self._last.get(cell.key, {})
+        if event.get("event") == "started" and event["run"] not in taken:
+            return str(event["run"])  # it was stopped there, maybe by a version that named it otherwise
         more = (f"{cell.key}-again" + (f"-{k}" if k > 1 else "") for k in itertools.count(1))
         return next(name for name in itertools.chain([cell.key], more) if name not in taken)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from manyhands.axes import Count
 from manyhands.data import sets
 from manyhands.data.augment import CropAndFlip
 from manyhands.tasks.base import Defaults, Scale, Task
@@ -12,7 +13,7 @@ from manyhands.tasks.models.resnet import small_resnet
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def cifar_resnet(*, depth: int = 20, width: int = 1, augment: bool = True) -> Task:
+def cifar_resnet(*, depth: int = 20, width: Count = 1, augment: bool = True) -> Task:
     """ResNet-20 (depth 6n + 2), random crops with 4 pixels of padding and flips."""
     splits = sets.load("cifar-10")
     return Task(

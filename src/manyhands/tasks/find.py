@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from manyhands import axes
-from manyhands.errors import UsageError, choices
+from manyhands.errors import UsageError, choices, shown
 from manyhands.tasks import TASKS
 from manyhands.tasks.base import Task
 
@@ -29,7 +29,7 @@ def builder(name: str) -> Callable[..., Task]:
     if not attribute:
         raise UsageError(f"{name} is a file: say which task in it, as {name}:NAME ({choices('', offered)})")
     if attribute not in offered:
-        raise UsageError(f"{path} has no task {attribute!r} ({choices(attribute, offered)})")
+        raise UsageError(f"{path} has no task {shown(attribute)} ({choices(attribute, offered)})")
     value = getattr(module, attribute)
     return (lambda: value) if isinstance(value, Task) else value
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Le
 from torch.nn import functional
 
 from manyhands.axes import Count, Fraction
@@ -23,6 +25,8 @@ from manyhands.errors import UsageError
 from manyhands.tasks.base import Defaults, Scale, Task
 from manyhands.tasks.models import resnet, vgg
 
+Size = Annotated[int, Le(8_192)]  # pixels
+Threads = Annotated[int, Le(1_024)]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BLOOD_MEAN, BLOOD_STD = (0.85, 0.72, 0.71), (0.17, 0.20, 0.08)
 
@@ -30,11 +34,11 @@ BLOOD_MEAN, BLOOD_STD = (0.85, 0.72, 0.71), (0.17, 0.20, 0.08)
 def blood_vgg19(
     *,
     data: str = "",
-    size: int = 224,
+    size: Size = 224,
     norm: bool = True,
     dropout: Fraction = 0.5,
     hidden: Count = 4096,
-    decoders: int = 0,
+    decoders: Threads = 0,
     skip_unreadable: bool = False,
 ) -> Task:
     """White blood cells by type, from photographs of one cell each, with VGG-19."""
@@ -67,7 +71,7 @@ def blood_vgg19(
 
 
 def imagenet_resnet50(
-    *, data: str = "", size: int = 224, decoders: int = 0, skip_unreadable: bool = False
+    *, data: str = "", size: Size = 224, decoders: Threads = 0, skip_unreadable: bool = False
 ) -> Task:
     """ImageNet's thousand classes with ResNet-50, as Goyal et al. (2017) trained it."""
     name = "imagenet-resnet50"

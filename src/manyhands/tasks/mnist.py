@@ -28,7 +28,7 @@ def mnist_cnn(*, width: Positive = 1.0, dropout: Fraction = 0.0) -> Task:
     return _task("mnist-cnn", "mnist", lambda: cnn(10, width, dropout), target=0.985, lr=0.05)
 
 
-def mnist_resnet(*, depth: int = 8, width: int = 1) -> Task:
+def mnist_resnet(*, depth: int = 8, width: Count = 1) -> Task:
     """A small residual network with batch norm, of depth 6n + 2."""
     return _task(
         "mnist-resnet",

@@ -82,7 +82,7 @@ def short(run: str) -> str:
 
 
 def runs(folders: Sequence[str]) -> str:
-    """`mnist-mlp-7f3a2b1c and 2 more`."""
+    """`mnist-mlp-7f3a2b1c09de and 2 more`."""
     first = short(folders[0]) if folders else ""
     return first if len(folders) < 2 else f"{first} and {len(folders) - 1} more"
 

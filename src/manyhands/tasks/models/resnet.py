@@ -76,6 +76,9 @@ def head(features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, classes))
 
 
+DEEPEST = 6_002  # layers: several times what was ever tried; far more would take for ever to build
+
+
 def small_resnet(*, depth: int = 20, classes: int = 10, channels: int = 3, width: int = 1) -> nn.Sequential:
     """For small images (He et al. 2015, section 4.2): 6n + 2 layers, widths 16, 32 and 64 times `width`."""
     blocks, rest = divmod(depth - 2, 6)
@@ -83,6 +86,8 @@ def small_resnet(*, depth: int = 20, classes: int = 10, channels: int = 3, width
         raise UsageError(
             f"a residual network for small images has 8, 14, 20, ... (6n + 2) layers, not {depth}"
         )
+    if depth > DEEPEST:
+        raise UsageError(f"a residual network for small images has at most {DEEPEST:,} layers, not {depth:,}")
     layers: list[nn.Module] = [nn.Sequential(*conv_norm(channels, 16 * width, 3), nn.ReLU(inplace=True))]
     features = 16 * width
     for stage, outputs in enumerate((16 * width, 32 * width, 64 * width)):
