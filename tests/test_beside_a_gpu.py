@@ -111,6 +111,7 @@ def test_a_rank_sets_its_own_gpu_first_and_waits_for_that_one(
 
     state = torch.zeros(1, dtype=torch.uint8)
     answers = {
+        "init": None,
         "set_device": None,
         "synchronize": None,
         "reset_peak_memory_stats": None,

@@ -173,7 +173,8 @@ class Asked:
             "max_memory_reserved": 7,
         }
         for name in (
-            *answers, "set_device", "reset_peak_memory_stats", "synchronize", "manual_seed", "set_rng_state",
+            *answers, "init", "set_device", "reset_peak_memory_stats", "synchronize", "manual_seed",
+            "set_rng_state",
         ):  # fmt: skip
             patch.setattr(torch.cuda, name, self._asked(name, answers.get(name)))
 
@@ -199,6 +200,7 @@ class TestCuda:
         assert asked.calls == [
             ("is_initialized",),
             ("set_device", here),
+            ("init",),
             ("reset_peak_memory_stats", here),
             ("synchronize", here),
             ("get_rng_state", here),

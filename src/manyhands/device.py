@@ -191,6 +191,7 @@ class Cuda:
             os.environ[name] = value
         before = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self.where)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats(self.where)
         try:
             with _repeatable():
