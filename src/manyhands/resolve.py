@@ -15,7 +15,7 @@ from manyhands.recipes.base import Recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, sparse
 from manyhands.strategies import options as strategy_options
-from manyhands.tasks import find
+from manyhands.tasks import contract, find
 from manyhands.tasks.base import Task
 
 # What a recipe takes from a task whatever its optimiser is; a task's rate was found with SGD.
@@ -27,6 +27,9 @@ def resolve(spec: RunSpec) -> RunSpec:
     # options in their own types: `--set width=2` and {"width": 2} are one spec
     options = axes.parse(spec.task, find.builder(spec.task), spec.options)
     task = find.build(spec.task, options)
+    contract.check_sizes(task)
+    if ".py" in spec.task:  # ours have targets that fit: a test says so
+        contract.check_targets(task)
     n = len(task.train)
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:

@@ -41,6 +41,7 @@ from manyhands.spec import RunSpec
 from manyhands.station import Station, own_state, seed, threads_of
 from manyhands.stopping import Stop
 from manyhands.strategies import STRATEGIES
+from manyhands.tasks import find
 from manyhands.trainer import Position, Trainer
 
 
@@ -59,7 +60,7 @@ class Job:
 def work(place: Place, job: Job) -> RunRecord | None:
     """Be one worker of a run, from building the model to the record, which is rank 0's to return."""
     threads = threads_of(job.spec, place)
-    with own_state(threads), Stop() as stop:
+    with own_state(threads), Stop() as stop, find.no_exit(job.spec.task):
         return Session(place, job, threads, stop).run()
 
 

@@ -534,7 +534,7 @@ def test_a_fault_of_a_tasks_own_code_says_where(tmp_path: Path, typed: Callable[
     (tmp_path / "faulty.py").write_text(
         "import torch, manyhands as mh\n"
         "def faulty() -> mh.Task:\n"
-        "    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8))\n"
+        "    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8).long())\n"
         "    return mh.Task(name='faulty', model=lambda: torch.nn.Linear(4, 1), train=data, test=data,\n"
         "                   loss=torch.nn.functional.mse_loss, target=0.0)\n"
     )

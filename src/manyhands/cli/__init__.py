@@ -14,6 +14,8 @@ from manyhands import __version__
 from manyhands.cli import doctor, list_, report, show, study, train, verify
 from manyhands.errors import ManyhandsError, UsageError
 
+_INTERRUPTED = 130  # exit code: 128 + SIGINT
+
 app = typer.Typer(
     name="manyhands",
     help="Train a PyTorch model with many workers, and know what each way of doing so costs.",
@@ -50,10 +52,14 @@ def answer(arguments: list[str]) -> int:
         outcome = typer.main.get_command(app).main(arguments, prog_name="manyhands", standalone_mode=False)
     except ManyhandsError as error:
         return _fail(str(error), error.exit_code, common=isinstance(error, UsageError))
-    except typer.Abort:
-        return _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", _INTERRUPTED)
+    except SystemExit as error:
+        if isinstance(error.__context__, OSError):  # typer's own, where whoever read our output is gone
+            raise
+        return _fail(
+            f"the process was ended with sys.exit({error.code!r}), in a task's code or a library's", 1
+        )
     except BrokenPipeError:
         # whoever read our output (`| head`) has seen enough; keep Python from complaining at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,6 +68,8 @@ def answer(arguments: list[str]) -> int:
         if hasattr(error, "format_message"):  # click's own: an unknown option, a missing argument
             return _fail(error.format_message(), 2)
         return _fail(_unexpected(error), 1)
+    if outcome == _INTERRUPTED:  # typer makes this of Ctrl-C where nobody else hears it, such as in a task
+        return _fail("interrupted", _INTERRUPTED)
     return outcome if isinstance(outcome, int) else 0
 
 
