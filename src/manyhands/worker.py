@@ -187,7 +187,7 @@ class Session:
             if ending != "interrupted" and self.leads:
                 self._write_model()
         if ending != "interrupted":
-            return self._finish(ending)
+            return self._finish(ending, self.trainer.doubt(self.here))
         number = self._signal or signal.SIGTERM
         name = signal.Signals(number).name
         message = f"interrupted by {name} at step {self.here.step:,}; {how_to_go_on(self.folder)}"
@@ -340,6 +340,7 @@ class Session:
             samples_per_second=here.samples / training if training > 0 else 0.0,
             loss=here.loss if math.isfinite(here.loss) else None,
             metric_name=start.metric_name,
+            higher_is_better=self.task.metric.higher_is_better,
             metric=here.metric,
             best_metric=here.best_metric,
             target=start.target,
