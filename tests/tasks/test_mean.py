@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
 
 from manyhands.errors import UsageError
+from manyhands.tasks import mean
 from manyhands.tasks.mean import MeanLoss, check
 
 Loss = Callable[[Any, Any], Tensor]
@@ -87,6 +88,23 @@ def test_one_that_is_ignored_among_many_is_seen() -> None:
     targets[400] = -100
     with pytest.raises(UsageError, match="not the mean"):
         check(F.cross_entropy, outputs, targets)
+
+
+def test_of_large_outputs_some_samples_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run needs at its peak must not grow by the look."""
+    seen: list[int] = []
+
+    def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(len(targets))
+        return F.cross_entropy(outputs, targets, reduction="sum")
+
+    monkeypatch.setattr(mean, "ROOM", 5 * 3 * 4)  # five samples of three float32
+    with pytest.raises(UsageError, match=r"for 5 samples"):
+        check(summed, *classes(500))
+    assert max(seen) == 5
+    monkeypatch.setattr(mean, "ROOM", 1)
+    with pytest.raises(UsageError, match=r"for 2 samples"):
+        check(summed, *classes(500))
 
 
 def test_a_part_of_which_all_is_ignored_is_seen() -> None:

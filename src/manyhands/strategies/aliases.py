@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from manyhands.errors import UsageError
 
 
-def refuse_use(strategy: str, why: str, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+def refuse_use(how: str, why: str, named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """From now on, say of these parameters that a gradient has reached one, and why it must not."""
     for name, parameter in named:
         if parameter.requires_grad:
-            parameter.register_hook(partial(_refuse, strategy, why, name))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(_refuse, how, why, name))  # type: ignore[no-untyped-call]
 
 
-def _refuse(strategy: str, why: str, name: str, gradient: Tensor) -> None:
+def _refuse(how: str, why: str, name: str, gradient: Tensor) -> None:
     raise UsageError(
-        f"strategy {strategy} cannot train this model: it reaches the parameter {name} by another reference "
+        f"this model cannot be trained {how}: it reaches the parameter {name} by another reference "
         f"than its module's (a list, a closure, another block), {why}: use it through its module, or take "
         "strategy allreduce"
     )

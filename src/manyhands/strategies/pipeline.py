@@ -240,7 +240,7 @@ class Pipeline(Summed):
         held = {id(parameter) for parameter in own.parameters()}
         names = {name for name, parameter in named.items() if id(parameter) in held}
         others = ((name, parameter) for name, parameter in named.items() if name not in names)
-        refuse_use("pipeline", "and another stage trains it", others)
+        refuse_use("in stages", "and another stage trains it", others)
         if transport.on_host.size == transport.size and device.type == "cpu":
             arena = Arena(setup.model, transport, named, self._stages, names)
             arena.spread()

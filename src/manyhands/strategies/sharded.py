@@ -306,7 +306,7 @@ def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
     for module in units:
         module.register_forward_hook(_own_outputs)  # before FSDP's own, which is to see what it returns
     replaced = ((name, p) for name, p in model.named_parameters() if p not in left_out)
-    refuse_use("sharded", "which keeps the values of the beginning", replaced)
+    refuse_use("by strategy sharded", "which keeps the values of the beginning", replaced)
     made = [
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model, ignored_params=left_out)
         for unit in units

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from manyhands.errors import UsageError
 
 Loss = Callable[[Any, Any], Tensor]
+ROOM = 16 * 2**20  # bytes of outputs that are copied: what a run needs at its peak must not grow by the look
 
 
 class MeanLoss:
@@ -42,6 +43,9 @@ def check(loss: Loss, outputs: Any, targets: Any) -> bool:
     size = _samples(outputs, targets)
     if size is not None and size < 2:
         return False
+    if size is not None:
+        size = _affordable(outputs, size)
+        outputs, targets = _rows(outputs, targets, slice(0, size))
     with _untouched(loss, outputs) as again:
         whole = _call(again, outputs, targets)
         if not isinstance(whole.value, Tensor) or whole.value.ndim:
@@ -128,11 +132,9 @@ def _parts(loss: Loss, outputs: Any, targets: Any, size: int) -> _Called | None:
     """The same, put together from two uneven parts; none where the loss cannot take fewer samples."""
     cut = 1 + size // 3 if size > 2 else 1
 
-    def part(rows: slice) -> _Called:
-        return _call(loss, *pytree.tree_map_only(Tensor, lambda tensor: tensor[rows], (outputs, targets)))
-
     try:
-        first, second = part(slice(0, cut)), part(slice(cut, size))
+        first = _call(loss, *_rows(outputs, targets, slice(0, cut)))
+        second = _call(loss, *_rows(outputs, targets, slice(cut, size)))
     except Exception:  # noqa: BLE001 (a loss that takes the whole and not a part: there is nothing to compare)
         return None
     a, b = cut / size, (size - cut) / size
@@ -147,6 +149,18 @@ def _samples(*trees: Any) -> int | None:
         return None
     sizes = {int(leaf.shape[0]) for leaf in leaves}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def _affordable(outputs: Any, size: int) -> int:
+    """As many of the samples as a few copies of their outputs leave memory for; two are enough to tell."""
+    nbytes = sum(leaf.nbytes for leaf in pytree.tree_leaves(outputs) if leaf is not None)
+    return size if nbytes <= ROOM else max(2, size * ROOM // nbytes)
+
+
+def _rows(outputs: Any, targets: Any, rows: slice) -> tuple[Any, Any]:
+    """Some samples of both."""
+    cut: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda tensor: tensor[rows], (outputs, targets))
+    return cut
 
 
 @contextmanager
