@@ -28,6 +28,7 @@ from manyhands.place import NOTE, Place, Status
 from manyhands.resolve import choose_device, make_recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
+from manyhands.strategies.aliases import refuse_views
 from manyhands.strategies.base import Compute, Setup, Timed
 from manyhands.strategies.free import Work
 from manyhands.tasks import find
@@ -139,6 +140,10 @@ class Station:
         model = self.task.model()
         check_real(model, f"the model of {self.task.name}")
         model = model.to(self.device, dtype)
+        if (
+            self.spec.strategy != "single" and self.device.type == "cpu"
+        ):  # on CUDA parameters stay, or are cut
+            refuse_views(model)
         if self.place.rank:
             seed(key(self.spec.seed, self.place.rank))  # each worker drops out its own units
         strategy = axes.member("strategy", STRATEGIES, self.spec.strategy)

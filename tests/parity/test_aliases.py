@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
 
 from manyhands.errors import UsageError
+from manyhands.strategies.aliases import refuse_views
 from manyhands.strategies.average import Average
 from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.options import AverageOptions
@@ -161,6 +162,60 @@ def test_a_pipeline_refuses_a_stage_that_reaches_into_another() -> None:
         match=r"^this model cannot be trained in stages: it reaches the parameter 0.weight by another",
     ):
         test_pipeline.together(plan, lambda: staged(True), MOMENTUM, test_pipeline.batches(SIZES))
+
+
+def keeping(kept: Any) -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[0].kept = kept(model[0].weight)
+    return model
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda weight: weight.data,
+        lambda weight: weight.t(),
+        lambda weight: [weight.detach()[1:]],
+        lambda weight: {"a": (1, weight.view(-1))},
+    ],
+)
+def test_what_lies_in_a_parameters_memory_is_refused(kept: Any) -> None:
+    """Parameters move to shared memory, and it kept the values of the beginning, in silence."""
+    with pytest.raises(UsageError, match=r"^0\.kept lies in the memory of the parameter 0\.weight \("):
+        refuse_views(keeping(kept))
+
+
+def test_a_buffer_in_a_parameters_memory_is_refused_and_two_parameters_in_one() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model.register_buffer("first", model[0].weight.data)
+    with pytest.raises(UsageError, match=r"^first lies in the memory of the parameter 0\.weight"):
+        refuse_views(model)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    with pytest.raises(UsageError, match=r"^the parameters 0\.weight and 1\.weight are two that share one"):
+        refuse_views(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: keeping(lambda weight: weight),
+        lambda: keeping(lambda weight: weight.detach().clone()),
+        lambda: keeping(lambda weight: torch.zeros(0)),
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        lambda: nn.LazyLinear(3),
+        lambda: nn.MultiheadAttention(4, 2),
+        lambda: nn.Transformer(8, 2, 1, 1, 8),
+        Recurrent,
+        Listed,
+        test_allreduce.Strided,
+        test_allreduce.tied_and_frozen,
+    ],
+)
+def test_what_is_its_own_or_the_parameter_itself_is_not(model: Any) -> None:
+    refuse_views(model())
 
 
 SHARDED = {"listed": Listed, "enclosed": Enclosed, "recurrent": Recurrent, "frozen": Frozen}

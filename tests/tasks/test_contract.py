@@ -74,6 +74,15 @@ def complex_buffer() -> mh.Task:
 def complex_preprocessing() -> mh.Task:
     return task(preprocess=Waves("buffer"))
 
+def kept_view() -> mh.Task:
+    class Keeps(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 2)
+            self.turned = self.weight.t()
+        def forward(self, x):
+            return x @ self.turned
+    return task(model=Keeps)
+
 def fine() -> mh.Task:
     return task()
 """
@@ -142,6 +151,16 @@ def test_with_two_workers_as_well(strategy: str, mine: Path, typed: Callable[...
     found = typed("train", "mine.py:summed", *words, *micro, cwd=mine)
     assert found.code == 2, found.err
     assert found.err.splitlines()[0].startswith("error: the loss is not the mean over its samples")
+
+
+def test_a_view_of_a_parameter_is_refused_where_parameters_move(
+    mine: Path, typed: Callable[..., Answer]
+) -> None:
+    """The model went on with the values of the beginning; only one worker trains it."""
+    found = typed("train", "mine.py:kept_view", "--strategy", "allreduce", "--quiet", cwd=mine)
+    assert found.code == 2
+    assert found.err.startswith("error: turned lies in the memory of the parameter weight (such as .data")
+    assert typed("train", "mine.py:kept_view", "--quiet", cwd=mine).code == 0
 
 
 def test_scores_of_every_batch_are_looked_at() -> None:
