@@ -57,11 +57,11 @@ def refuse_views(model: nn.Module) -> None:
             continue  # what these keep is made anew before each forward pass, as by spectral_norm
         for attribute, tensor in _kept(module):
             if id(tensor) not in own and _lies(tensor):
-                name = owners.get(tensor.untyped_storage().data_ptr())
-                if name is not None:
+                owner = owners.get(tensor.untyped_storage().data_ptr())
+                if owner is not None:
                     kept = ".".join(filter(None, (path, attribute)))
                     raise UsageError(
-                        f"{kept} lies in the memory of the parameter {name} (such as .data, .detach() or a "
+                        f"{kept} lies in the memory of the parameter {owner} (such as .data, .detach() or a "
                         "view of it) and would not follow its training: make it in forward, or .clone() it, "
                         "or take strategy single"
                     )
