@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import Answer
 from manyhands import cli, verify
 from manyhands.errors import InterruptedRunError
 from manyhands.spec import RunSpec
@@ -100,6 +102,107 @@ def test_an_average_a_step_and_a_batch_norm(here: Path, capsys: pytest.CaptureFi
     code, out = answer(capsys, "task.py:normed", *words)
     found = json.loads(out)
     assert (code, found["exact"], found["comparisons"][0]["reference"]) == (0, True, "single in 2 shares")
+
+
+NUMBERED = """
+import itertools, torch, manyhands as mh
+from torch import nn
+
+numbers = itertools.count(9)  # as Keras does: `dense`, `dense_1`, ... whatever was built before
+weights = torch.tensor([1.0, 2.0])
+
+def task(model, loss=nn.functional.cross_entropy) -> mh.Task:
+    inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    data = mh.ArrayData(inputs, (inputs.sum(1) > 0).long())
+    return mh.Task(name="t", model=model, train=data, test=data, loss=loss, target=1.0)
+
+def numbered() -> mh.Task:
+    def model():
+        made = nn.Sequential()
+        for layer in (nn.Linear(6, 6), nn.Linear(6, 2), nn.BatchNorm1d(2, momentum=0.5)):
+            made.add_module(f"dense_{next(numbers)}", layer)
+        return made
+    return task(model)
+
+def different() -> mh.Task:
+    more = [nn.Identity(), nn.Linear(9, 9)]
+    return task(lambda: nn.Sequential(nn.Linear(6, 9), *more[: next(numbers) - 8], nn.Linear(9, 2)))
+
+def weighted() -> mh.Task:
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, weights, reduction="none").mean()
+    return task(lambda: nn.Linear(6, 2), loss)
+
+def module() -> mh.Task:
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([1.0, 2.0]))
+        def forward(self, outputs, targets):
+            return nn.functional.cross_entropy(outputs, targets, self.scale, reduction="none").mean()
+    return task(lambda: nn.Linear(6, 2), Loss())
+"""
+
+
+def test_tensors_whose_names_are_numbered_are_compared_in_their_order(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was an AssertionError that listed all names."""
+    (here / "task.py").write_text(NUMBERED)
+    words = [
+        "task.py:numbered",
+        "--workers",
+        "1",
+        "--batch",
+        "10",
+        "--accumulate",
+        "2",
+        "--set",
+        "recipe.momentum=0.9",
+    ]
+    code, out = answer(capsys, *words, "--json")
+    found = json.loads(out)
+    assert (code, found["exact"]) == (0, True)
+    assert (
+        "each build of the model numbers its tensors anew: they are compared in their order"
+        in found["reasons"]
+    )
+    assert len(found["comparisons"]) == 2
+    assert any(
+        name.startswith("optimizer/momentum_buffer/dense_") for name in found["comparisons"][0]["tensors"]
+    )
+
+
+def test_models_of_other_shapes_are_a_sentence(here: Path, typed: Callable[..., Answer]) -> None:
+    (here / "task.py").write_text(NUMBERED)
+    found = typed("verify", "task.py:different", "--workers", "1", "--batch", "10", cwd=here)
+    assert found.code == 1
+    assert "error: two builds of the model differ, not only in names: " in found.err
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_float32_numbers_in_a_loss_leave_out_float64_and_say_so(
+    workers: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was torch's "expected scalar type Double but found Float", and nobody knew of what."""
+    (here / "task.py").write_text(NUMBERED)
+    code, out = answer(capsys, "task.py:weighted", "--workers", workers, "--batch", "10", "--json")
+    found = json.loads(out)
+    assert (code, found["exact"], [each["dtype"] for each in found["comparisons"]]) == (0, True, ["float32"])
+    [reason] = found["reasons"]
+    assert reason.startswith(
+        "float64 is left out: the task holds float32 numbers that do not change their type"
+    )
+    assert "Double" in reason
+
+
+def test_a_loss_that_is_a_module_changes_its_type_with_the_model(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "task.py").write_text(NUMBERED)
+    code, out = answer(capsys, "task.py:module", "--workers", "1", "--batch", "10", "--json")
+    found = json.loads(out)
+    assert (code, [each["dtype"] for each in found["comparisons"]]) == (0, ["float32", "float64"])
 
 
 def test_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from manyhands.data.base import Batch, Dataset, Pooled, Request
 from manyhands.data.order import Order, Share, in_order, split
 from manyhands.spec import RunSpec
 from manyhands.tasks.base import Task
+from manyhands.tasks.contract import scored
 from manyhands.transports.base import Transport
 
 
@@ -115,7 +116,7 @@ def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor
         for raw in stream:
             batch = feed.prepare(raw)
             outputs: Tensor = model(batch.inputs)
-            score = task.metric.scores(outputs, batch.targets).sum(dtype=torch.float64)
+            score = scored(task.metric, outputs, batch.targets, batch.size).sum(dtype=torch.float64)
             loss = task.loss(outputs, batch.targets).double() * batch.size
             sums += torch.stack([score, loss]).cpu()
             feed.clock.switch(feed.clock.current)  # a long evaluation is no hang

@@ -25,7 +25,7 @@ from manyhands.pace import WARM_UP, Pacer
 from manyhands.record import Share
 from manyhands.strategies.base import Votes
 from manyhands.strategies.free import FreeWorker
-from manyhands.trainer import Course, Ending, Position, diverged
+from manyhands.trainer import Course, Ending, Position
 
 # Who has nothing to do while others evaluate or save does not train; all other waits are the transport's.
 _ASIDE = {Stage.TEST: "evaluation", Stage.SAVE: "checkpoint"}
@@ -157,7 +157,7 @@ class Keeper:
         if not math.isfinite(here.loss):
             with self._worker.lock():
                 self._ledger.end()
-            self.failure = diverged(here, update.lr)
+            self.failure = self._trainer.diverged(here, update.lr, min(update.start, self._fence))
             return
         self._trainer.noted(here.loss)
         self.pacer.stepped(here.samples)

@@ -81,10 +81,10 @@ def outcome(record: RunRecord) -> str:
 def summary(record: RunRecord) -> list[str]:
     """The lines below the bar: what came of it, where the time went, what to do next."""
     speed = words.rate(record.samples_per_second, record.unit)
-    end = words.score(record.metric, record.metric_name)
+    end = record.message or f"{words.score(record.metric, record.metric_name)} at the end"
     over = words.duration(record.training_seconds)
     return [
-        f"{outcome(record)} · {end} at the end · {speed} over {over} · {record.run}",
+        f"{outcome(record)} · {end} · {speed} over {over} · {record.run}",
         f"where the time went: {words.where_the_time_went(training_phases(record.worker_phases))}"
         + (f" · staleness {stale:.2f}" if (stale := record.mean_staleness) is not None else ""),
         f"next: manyhands show {record.run}",

@@ -188,6 +188,7 @@ class RunRecord(BaseModel):
     environment: Environment
     repeat: int = 0  # of a study that runs each cell several times
     timed: bool = True  # whether it had the machine for itself, so that its times count
+    higher_is_better: bool | None = None  # of the metric; none in records that do not say
     machine_noise: float | None = None  # how much slower than at its best the machine was around the run
 
     @property

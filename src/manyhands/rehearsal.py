@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from manyhands.spec import RunSpec
 from manyhands.station import Station, own_state, threads_of
 from manyhands.stopping import Stop
 from manyhands.strategies.base import Votes
+from manyhands.tasks import find
 
 WARM_UP = 3  # steps that say nothing: memory is fetched, kernels are chosen
 
@@ -32,8 +34,7 @@ class Rehearsal(NamedTuple):
 
 def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
     """Make some steps with dropout switched off; rank 0 returns where they led."""
-    hardware = choose(spec.device, place.local_rank)
-    with own_state(threads_of(spec, place), hardware), closing(Station(place, spec)) as station:
+    with _at_work(place, spec) as station:
         model = station.worker.model
         dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
         for module in dropouts:
@@ -53,14 +54,24 @@ def rehearse(place: Place, spec: RunSpec, steps: int) -> Rehearsal | None:
         return Rehearsal(state, losses, len(norms), len(dropouts)) if place.rank == 0 else None
 
 
+@contextmanager
+def _at_work(place: Place, spec: RunSpec) -> Iterator[Station]:
+    """A station of a worker's own threads and random state; a task that calls sys.exit there is an error."""
+    with (
+        own_state(threads_of(spec, place), choose(spec.device, place.local_rank)),
+        find.no_exit(spec.task),
+        closing(Station(place, spec)) as station,
+    ):
+        yield station
+
+
 def measure(place: Place, spec: RunSpec, seconds: float) -> float | None:
     """Samples a second, from the median step of about this much time; None if all were asked to stop.
 
     Then rank 0 raises it.
     """
     leads = place.rank == 0
-    threads, hardware = threads_of(spec, place), choose(spec.device, place.local_rank)
-    with own_state(threads, hardware), Stop() as stop, closing(Station(place, spec)) as station:
+    with Stop() as stop, _at_work(place, spec) as station:
         times: list[float] = []
 
         def asked() -> int | None:

@@ -17,7 +17,7 @@ from manyhands.recipes.base import Recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, sparse
 from manyhands.strategies import options as strategy_options
-from manyhands.tasks import TASKS, find
+from manyhands.tasks import TASKS, contract, find
 from manyhands.tasks.base import Task
 
 # What a recipe takes from a task whatever its optimiser is; a task's rate was found with SGD.
@@ -30,6 +30,9 @@ def resolve(spec: RunSpec) -> RunSpec:
     options = axes.parse(spec.task, find.builder(spec.task), spec.options)
     task = _built(spec.task, options)
     _check_size(spec.replace(options=options), task)
+    contract.check_sizes(task)
+    if ".py" in spec.task:  # ours have targets that fit: a test says so
+        contract.check_targets(task)
     n = len(task.train)
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:

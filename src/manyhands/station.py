@@ -29,10 +29,13 @@ from manyhands.place import NOTE, Place, Status
 from manyhands.resolve import make_recipe
 from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
+from manyhands.strategies.aliases import refuse_views
 from manyhands.strategies.base import Compute, Setup, Timed
 from manyhands.strategies.free import Work
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
+from manyhands.tasks.contract import check_real
+from manyhands.tasks.mean import MeanLoss
 from manyhands.trainer import Position
 from manyhands.transports.base import Transport
 from manyhands.transports.connect import connect
@@ -73,7 +76,8 @@ class Station:
             place.rank // spec.stages, spec.replicas, spec.micro_batches, place.rank % spec.stages == 0
         )
         self.free = STRATEGIES[spec.strategy].free
-        self.feed = Feed(self.task, order, share, self.device, dtype, self.clock)
+        tested = replace(self.task, loss=MeanLoss(self.task.loss))  # apart from the one that trains
+        self.feed = Feed(tested, order, share, self.device, dtype, self.clock)
         self.horizon = self.feed.horizon(spec)
         self.schedule = self.recipe.schedule(self.update, order.n, self.horizon)
         self.traffic = Counting(self._connect(), self.clock)
@@ -138,7 +142,12 @@ class Station:
     def _worker(self, dtype: torch.dtype) -> Any:
         """The strategy's worker around a model that is the same for the same seed, wherever it is built."""
         seed(self.spec.seed, self.hardware)
-        model = self.task.model().to(self.device, dtype)
+        model = self.task.model()
+        check_real(model, f"the model of {self.task.name}")
+        model = model.to(self.device, dtype)
+        # on CUDA parameters stay where they are, or are cut
+        if self.spec.strategy != "single" and self.device.type == "cpu":
+            refuse_views(model)
         if self.place.rank:
             seed(key(self.spec.seed, self.place.rank), self.hardware)  # each worker drops out its own units
         strategy = axes.member("strategy", STRATEGIES, self.spec.strategy)
@@ -166,7 +175,8 @@ class Station:
             return self.feed.prepare(next(stream))
 
     def _compute(self) -> Compute:
-        compute = Compute(self.task.loss)
+        loss = MeanLoss(self.task.loss)
+        compute = Compute(loss)
         if self.spec.offload != "none":
             from manyhands.memory.offload import Offload
 
@@ -174,7 +184,7 @@ class Station:
             self.memory = Offload(
                 spec.offload, spec.memory, spec.offload_to, self.choices, device=self.hardware
             )
-            compute = Compute(self.task.loss, self.memory.run)
+            compute = Compute(loss, self.memory.run)
         if (factor := faults.slowness(self.place.rank)) > 1.0:
             compute = SlowedCompute(compute, factor)
         if self._fault is None:
@@ -195,9 +205,13 @@ class Station:
         return lambda: fault.due(self.place.rank, self.step, where)
 
     def _at_home(self, task: Task, dtype: torch.dtype) -> Task:
-        """The task with its own preprocessing on this device; the built task is shared and stays as it is."""
+        """The task with its own modules on this device; the built task is shared and stays as it is."""
+        check_real(task.preprocess, f"the preprocessing of {task.name}")
         task = replace(task, preprocess=copy.deepcopy(task.preprocess).to(self.device, dtype))
         task = pooled(task, self._decoders)
+        if isinstance(task.loss, nn.Module):
+            loss = copy.deepcopy(task.loss).to(self.device)
+            task = replace(task, loss=loss.double() if dtype == torch.float64 else loss)
         if self._fault is not None:
             task = replace(task, train=DrilledDataset(task.train, self._due("data"), self._fault))
         return task

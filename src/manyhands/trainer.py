@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from manyhands import blame
 from manyhands.clock import Clock
 from manyhands.errors import DivergedError
 from manyhands.feed import Feed, evaluate
@@ -52,6 +53,7 @@ class Course:
     pacer: Pacer = field(init=False)
     gauge: Gauge = field(default_factory=Gauge)
     _saved: float = field(default=0.0, init=False)
+    _warned: bool = field(default=False, init=False)
     _losses: list[float] = field(default_factory=list, init=False)  # since the last evaluation
 
     def __post_init__(self) -> None:
@@ -101,10 +103,16 @@ class Course:
         """Note what the test set said after so much training time."""
         metric, target = self.feed.task.metric, self.spec.target
         assert target is not None
-        here.metric = score
-        if here.best_metric is None or metric.reached(here.metric, here.best_metric):
+        if not (math.isfinite(score) and math.isfinite(test_loss)):
+            self.warn(here, score, test_loss)
+        here.metric = score if math.isfinite(score) else None
+        if here.metric is not None and (
+            here.best_metric is None
+            or math.isnan(here.best_metric)  # of a checkpoint of 0.1.0
+            or metric.reached(here.metric, here.best_metric)
+        ):
             here.best_metric = here.metric
-        if here.target_samples is None and metric.reached(here.metric, target):
+        if here.target_samples is None and metric.reached(score, target):
             here.target_samples, here.target_seconds = here.samples, seconds
             here.target_steps = here.step
         point = Evaluation(
@@ -112,12 +120,45 @@ class Course:
             samples=here.samples,
             seconds=round(seconds, 6),
             loss=sum(self._losses) / len(self._losses) if self._losses else None,
-            metric=score if math.isfinite(score) else None,
+            metric=here.metric,
             test_loss=test_loss if math.isfinite(test_loss) else None,
             noise=self.gauge.since(),
         )
         here.curve.append(point.model_dump(exclude_none=True))
         self._losses.clear()
+
+    def warn(self, here: Position, score: float, test_loss: float) -> None:
+        """Say once that what the test set says is not a number, and what is to blame if that can be seen."""
+        if self._warned or not self.observers:
+            return
+        self._warned = True
+        fine, name = math.isfinite(score), self.feed.task.metric.name
+        what = f"the test loss is {test_loss:g}" if fine else f"the metric {name} is {score:g}"
+        why = blame.in_test(self.feed) or "no sample of the test set is to blame: look at the model's outputs"
+        for observer in self.observers:
+            observer.notice(f"{what} at step {here.step:,}: {why}")
+
+    def evaluated(self, here: Position) -> int:
+        """Samples seen at the evaluation before the last."""
+        return int(here.curve[-2]["samples"]) if len(here.curve) > 1 else 0
+
+    def diverged(self, here: Position, lr: float, since: int) -> DivergedError:
+        """The sentence for a loss that is no number any more, though all samples since then are."""
+        sample = blame.in_training(self.feed, since, here.samples) if self.leads else ""
+        if sample:
+            why = f": {sample}"
+        elif here.step == 1:
+            why = ", before any update, and no sample is to blame: look at the model's outputs and the loss"
+        else:
+            why = f", with learning rate {lr:.4g}; try a smaller --lr or a longer warm-up"
+        return DivergedError(
+            f"the loss became {here.loss:g} at step {here.step:,} ({here.samples:,} samples seen){why}"
+        )
+
+    def doubt(self, here: Position) -> str | None:
+        """What is to be said of a run that came to its end and whose metric is not a number."""
+        unknown = here.curve and here.metric is None
+        return f"the metric {self.feed.task.metric.name} is not a number" if unknown else None
 
     def tell(
         self,
@@ -139,7 +180,7 @@ class Course:
             lr=lr,
             seconds=self.clock.training_seconds,
             phases=self.clock.lap(),
-            metric=None if test_loss is None else here.metric,
+            metric=None if test_loss is None else math.nan if here.metric is None else here.metric,
             test_loss=test_loss,
             worker=worker,
             staleness=staleness,
@@ -172,7 +213,7 @@ class Trainer(Course):
                 here.loss, votes, shared = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
                 here.step, here.samples = here.step + 1, here.samples + batch.size
                 if shared and not math.isfinite(here.loss):
-                    raise diverged(here, lr)
+                    raise self.diverged(here, lr, here.samples - batch.size)
                 self.noted(here.loss)
                 ending = self.ending(here, votes)
                 test_loss = None
@@ -180,7 +221,7 @@ class Trainer(Course):
                     test_loss = self.evaluate(here)
                     if not (shared or math.isfinite(test_loss)):  # of this loss all workers know
                         here.loss = test_loss
-                        raise diverged(here, lr)
+                        raise self.diverged(here, lr, self.evaluated(here))
                     ending = ending or self.ending(here, votes)
                 if ending in ("finished", "target"):
                     self.worker.settle()
@@ -199,11 +240,3 @@ class Trainer(Course):
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
         self.judge(here, score, loss, seconds)
         return loss
-
-
-def diverged(here: Position, lr: float) -> DivergedError:
-    """The sentence for a loss that is no number any more."""
-    return DivergedError(
-        f"the loss became {here.loss:g} at step {here.step:,} ({here.samples:,} samples seen), with learning "
-        f"rate {lr:.4g}; try a smaller --lr or a longer warm-up"
-    )

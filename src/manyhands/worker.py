@@ -42,6 +42,7 @@ from manyhands.spec import RunSpec
 from manyhands.station import Station, own_state, seed, threads_of
 from manyhands.stopping import Stop
 from manyhands.strategies import STRATEGIES
+from manyhands.tasks import find
 from manyhands.trainer import Position, Trainer
 
 
@@ -61,7 +62,7 @@ def work(place: Place, job: Job) -> RunRecord | None:
     """Be one worker of a run, from building the model to the record, which is rank 0's to return."""
     threads = threads_of(job.spec, place)
     hardware = choose(job.spec.device, place.local_rank)
-    with own_state(threads, hardware), Stop() as stop:
+    with own_state(threads, hardware), Stop() as stop, find.no_exit(job.spec.task):
         return Session(place, job, threads, stop).run()
 
 
@@ -189,7 +190,7 @@ class Session:
             if ending != "interrupted" and self.leads:
                 self._write_model()
         if ending != "interrupted":
-            return self._finish(ending)
+            return self._finish(ending, self.trainer.doubt(self.here))
         number = self._signal or signal.SIGTERM
         name = signal.Signals(number).name
         message = f"interrupted by {name} at step {self.here.step:,}; {how_to_go_on(self.folder)}"
@@ -343,6 +344,7 @@ class Session:
             samples_per_second=here.samples / training if training > 0 else 0.0,
             loss=here.loss if math.isfinite(here.loss) else None,
             metric_name=start.metric_name,
+            higher_is_better=self.task.metric.higher_is_better,
             metric=here.metric,
             best_metric=here.best_metric,
             target=start.target,

@@ -220,6 +220,12 @@ def test_what_was_not_timed_and_did_not_arrive_is_told_by_how_near_it_came():
     )
 
 
+def test_the_nearest_of_errors_is_the_smallest():
+    wer = {"timed": False, "steps_to_target": None, "metric_name": "wer", "higher_is_better": False}
+    runs = [record(metric=score, batch=batch, target=0.05, **wer) for score, batch in ((0.2, 64), (0.7, 128))]
+    assert "single · 1 thread · batch 64 came nearest with 0.2" in one(*runs).text
+
+
 def test_a_study_that_was_interrupted_has_no_answer_yet():
     run = record(status="interrupted", steady_samples_per_second=None)
     found = one(run)

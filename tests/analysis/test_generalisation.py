@@ -67,6 +67,20 @@ def test_a_small_loss_is_better_than_a_large_one():
     assert rows(*records)["linear + warm-up", 512].drop == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("name", ["mse", "rmse", "mae", "wer"])
+def test_the_best_rate_of_a_metric_that_is_to_be_small_is_the_smallest(name: str):
+    """The worst was taken for the best, and a larger batch that was worse for a gain."""
+    low, high = {**LINEAR, "lr": 0.1}, {**LINEAR, "lr": 1.0}
+    records = [
+        run(batch, metric, recipe, metric_name=name, higher_is_better=False)
+        for batch, metric, recipe in ((128, 0.1, low), (128, 0.9, high), (512, 0.3, low), (512, 0.8, high))
+    ]
+    found = rows(*records)
+    assert found["linear + warm-up", 128].metric.median == 0.1
+    assert found["linear + warm-up", 512].metric.median == 0.3
+    assert found["linear + warm-up", 512].drop == pytest.approx(0.2)
+
+
 def test_asynchronous_and_unfinished_runs_do_not_count():
     assert (
         generalisation([run(128, 0.9, strategy="hogwild", workers=2), run(128, 0.9, status="interrupted")])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from manyhands.analysis import groups
+from manyhands.record import RunRecord
+from manyhands.strategies import STRATEGIES, options
 from manyhands.testing.records import record
 
 
@@ -122,10 +124,28 @@ def test_a_machine_is_crowded_by_the_ranks_on_its_busiest_host(fields: dict, cro
     assert groups.crowded(record(cores=2, **fields)) is crowded
 
 
-def test_small_is_good_for_losses_and_errors():
-    assert groups.higher_is_better("accuracy")
-    assert not groups.higher_is_better("excess loss")
-    assert not groups.higher_is_better("top-1 error")
+@pytest.mark.parametrize("name", ["mse", "rmse", "mae", "wer", "accuracy", "excess loss"])
+@pytest.mark.parametrize("higher", [True, False])
+def test_which_way_a_metric_counts_is_what_its_task_says(name: str, higher: bool):
+    """It was guessed from the name, and mse, rmse, mae and wer came out upside down."""
+    assert groups.higher_is_better(record(metric_name=name, higher_is_better=higher)) is higher
+
+
+def test_of_an_old_record_it_is_guessed():
+    assert groups.higher_is_better(record(metric_name="accuracy"))
+    assert not groups.higher_is_better(record(metric_name="excess loss"))
+    assert not groups.higher_is_better(record(metric_name="top-1 error"))
+    old = record().model_dump(mode="json")
+    del old["higher_is_better"]
+    assert RunRecord.model_validate(old).higher_is_better is None
+
+
+def test_what_goes_without_saying_is_what_the_strategies_take():
+    """Kept twice, because records are read without what runs."""
+    defaults = {
+        name: option.default for strategy in STRATEGIES for name, option in options.known(strategy).items()
+    }
+    assert defaults == groups._DEFAULTS
 
 
 def test_where_data_lies_is_no_part_of_a_task_s_name():

@@ -121,7 +121,7 @@ def _nobody(field: _Field) -> str:
     if not ended:
         return f"for {field.task} no cell reached {goal}."
     name = ended[0].metric_name
-    sign = 1 if groups.higher_is_better(name) else -1
+    sign = 1 if groups.higher_is_better(ended[0]) else -1
     best = min(ended, key=lambda each: (-sign * (each.best_metric or 0.0), groups.title(each)))
     near = words.score(best.best_metric, name)
     return f"for {field.task} no cell reached {goal}; {groups.title(best)} came nearest with {near}."

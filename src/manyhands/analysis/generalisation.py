@@ -22,6 +22,7 @@ class Generalisation(NamedTuple):
     of: int
     drop: float | None  # against the same recipe's smallest batch; above zero is worse
     metric_name: str = "accuracy"
+    higher_is_better: bool = True
     runs: tuple[str, ...] = ()
 
 
@@ -61,6 +62,7 @@ def _row(task: str, recipe: str, size: int, alike: Sequence[RunRecord]) -> Gener
     return Generalisation(
         *(task, recipe, size, metric, diverged, len(alike), None),
         metric_name=alike[0].metric_name,
+        higher_is_better=groups.higher_is_better(alike[0]),
         runs=groups.runs(alike),
     )
 
@@ -69,12 +71,12 @@ def _goodness(row: Generalisation) -> tuple[bool, float, tuple[str, ...]]:
     """Rates with which most runs survive come first."""
     if not row.metric.n:
         return False, 0.0, row.runs
-    sign = 1 if groups.higher_is_better(row.metric_name) else -1
+    sign = 1 if row.higher_is_better else -1
     return 2 * row.diverged < row.of, sign * row.metric.median, row.runs
 
 
 def _drop(first: Generalisation, row: Generalisation) -> float | None:
     if not first.metric.n or not row.metric.n:
         return None
-    sign = 1 if groups.higher_is_better(row.metric_name) else -1
+    sign = 1 if row.higher_is_better else -1
     return sign * (first.metric.median - row.metric.median)

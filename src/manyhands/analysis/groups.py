@@ -13,7 +13,8 @@ from manyhands.record import RunRecord
 SYNCHRONOUS = ("single", "allreduce", "layers", "pipeline", "sharded")  # the same steps as one worker makes
 STAGED = ("layers", "pipeline")
 
-# What is not named because it is what one gets: kept beside strategies/options.py, which needs torch's floor.
+# What is not named because it is what one gets. The same as in strategies/options.py, as a test makes sure:
+# what runs is not imported to read records.
 _DEFAULTS: dict[str, Any] = {
     "every": 16,
     "post_local": False,
@@ -155,9 +156,12 @@ def succeeded(record: RunRecord) -> bool:
     return record.reached and record.status in ("finished", "target")
 
 
-def higher_is_better(metric_name: str) -> bool:
-    """Records do not say it: losses, errors and distances are better when small."""
-    return not any(word in metric_name.lower() for word in ("loss", "error", "distance", "perplexity"))
+def higher_is_better(record: RunRecord) -> bool:
+    """As its task says; of an old record, by the name: losses, errors and distances are better when small."""
+    if record.higher_is_better is not None:
+        return record.higher_is_better
+    name = record.metric_name.lower()
+    return not any(word in name for word in ("loss", "error", "distance", "perplexity"))
 
 
 def cores_held(record: RunRecord) -> int:

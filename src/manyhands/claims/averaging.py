@@ -13,7 +13,11 @@ LOST = 0.003  # of accuracy: what two seeds of these tasks differ by
 
 
 def _judge(results: Results) -> Finding:
-    runs = [record for record in results.records if record.spec.strategy == "average"]
+    runs = [
+        record
+        for record in results.records
+        if record.spec.strategy == "average" and groups.higher_is_better(record)  # points of accuracy
+    ]
     parts: list[tuple[bool, str]] = []
     table: list[Row] = []
     for task in groups.tasks(runs):

@@ -28,7 +28,7 @@ def _large_batch(results: Results) -> Finding:
     table: list[Row] = []
     found = generalisation(results.records)
     for task in groups.tasks(results.records):
-        rows = [row for row in found if row.task == task]
+        rows = [row for row in found if row.task == task and row.higher_is_better]  # points of accuracy
         batches = sorted({row.batch for row in rows})
         if len(batches) < 2 or batches[-1] < GROWTH * batches[0]:
             continue

@@ -16,6 +16,8 @@ from manyhands import __version__, origin
 from manyhands.cli import doctor, list_, report, show, study, train, verify
 from manyhands.errors import ManyhandsError, UsageError, cut, shown
 
+_INTERRUPTED = 130  # exit code: 128 + SIGINT
+
 app = typer.Typer(
     name="manyhands",
     help="Train a PyTorch model with many workers, and know what each way of doing so costs.",
@@ -56,10 +58,14 @@ def answer(arguments: list[str]) -> int:
     except ManyhandsError as error:
         common = isinstance(error, UsageError)
         return _fail(cut(str(error)) if common else str(error), error.exit_code, common=common)
-    except typer.Abort:
-        return _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", _INTERRUPTED)
+    except SystemExit as error:
+        if isinstance(error.__context__, OSError):  # typer's own, where whoever read our output is gone
+            raise
+        return _fail(
+            f"the process was ended with sys.exit({error.code!r}), in a task's code or a library's", 1
+        )
     except BrokenPipeError:
         # whoever read our output (`| head`) has seen enough; keep Python from complaining at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,6 +76,8 @@ def answer(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _fail(f"{shown(str(error.filename))} is longer than a path may be", 2)
         return _fail(_unexpected(error), 1)
+    if outcome == _INTERRUPTED:  # typer makes this of Ctrl-C where nobody else hears it, such as in a task
+        return _fail("interrupted", _INTERRUPTED)
     return outcome if isinstance(outcome, int) else 0
 
 

@@ -70,7 +70,8 @@ def _status(record: RunRecord | None, steps: list[StepRecord], run: Path) -> str
         return f"interrupted at step {record.steps:,}; {go_on}"
     if record.status == "diverged":
         return f"diverged: {record.message}"
-    return {"finished": "finished", "target": "stopped at its target"}[record.status]
+    ended = {"finished": "finished", "target": "stopped at its target"}[record.status]
+    return f"{ended}; {record.message}" if record.message else ended
 
 
 def _result(record: RunRecord) -> list[str]:

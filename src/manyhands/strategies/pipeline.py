@@ -30,6 +30,7 @@ from manyhands.data.order import sizes
 from manyhands.errors import UsageError
 from manyhands.memory.blocks import Cost, blocks_of, joined, measure
 from manyhands.memory.recompute import recomputed
+from manyhands.strategies.aliases import refuse_use
 from manyhands.strategies.allreduce import allreduce
 from manyhands.strategies.apart import Apart
 from manyhands.strategies.arena import Arena
@@ -238,6 +239,8 @@ class Pipeline(Summed):
         named = trained(setup.model)
         held = {id(parameter) for parameter in own.parameters()}
         names = {name for name, parameter in named.items() if id(parameter) in held}
+        others = ((name, parameter) for name, parameter in named.items() if name not in names)
+        refuse_use("in stages", "and another stage trains it", others)
         if transport.on_host.size == transport.size and device.type == "cpu":
             arena = Arena(setup.model, transport, named, self._stages, names)
             arena.spread()

@@ -32,6 +32,7 @@ from manyhands.errors import UsageError
 from manyhands.memory.blocks import blocks_of, joined
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
+from manyhands.strategies.aliases import refuse_use
 from manyhands.strategies.base import Outcome, Setup, Votes, Worker
 from manyhands.strategies.notes import Notes
 from manyhands.strategies.passing import pass_through
@@ -304,6 +305,8 @@ def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
     units, left_out = _units(model)
     for module in units:
         module.register_forward_hook(_own_outputs)  # before FSDP's own, which is to see what it returns
+    replaced = ((name, p) for name, p in model.named_parameters() if p not in left_out)
+    refuse_use("by strategy sharded", "which keeps the values of the beginning", replaced)
     made = [
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model, ignored_params=left_out)
         for unit in units

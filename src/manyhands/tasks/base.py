@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.data.base import Dataset
+from manyhands.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """How good a model is on the test set: the mean of a score a sample."""
+    """How good a model is on the test set: the mean of one score per sample."""
 
     name: str
     scores: Callable[[Tensor, Tensor], Tensor]
@@ -25,8 +26,38 @@ class Metric:
         return value >= target if self.higher_is_better else value <= target
 
 
+def check_classes(targets: object) -> None:
+    """Refuse targets that accuracy cannot compare: it wants a class number per sample."""
+    instead = "give the task a Metric of its own, such as the squared error of each sample"
+    if not isinstance(targets, Tensor):
+        raise UsageError(
+            f"accuracy compares class numbers, and the targets are a {_kind(targets)}: {instead}"
+        )
+    if targets.is_floating_point() or targets.is_complex():
+        dtype = str(targets.dtype).removeprefix("torch.")
+        raise UsageError(
+            f"accuracy compares class numbers, and the targets are {dtype}: for classes use targets.long(), "
+            f"for regression {instead}"
+        )
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        raise UsageError(
+            "accuracy compares a class number per sample, and the targets have shape (n, 1), not (n,): use "
+            "targets.squeeze(1)"
+        )
+
+
 def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    check_classes(targets)
+    if not isinstance(outputs, Tensor):
+        raise UsageError(
+            f"accuracy takes the largest output of a sample, and the model returns a {_kind(outputs)}: give "
+            "the task a Metric of its own"
+        )
     return outputs.argmax(dim=1) == targets
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 accuracy = Metric(name="accuracy", scores=_correct)

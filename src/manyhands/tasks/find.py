@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from manyhands import axes
-from manyhands.errors import UsageError, choices, shown
+from manyhands.errors import ManyhandsError, UsageError, choices, shown
 from manyhands.tasks import TASKS
 from manyhands.tasks.base import Task
 
@@ -25,13 +28,25 @@ def builder(name: str) -> Callable[..., Task]:
         return found
     path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
     module = _import(Path(path).expanduser(), _changed(name))
-    offered = [key for key, value in vars(module).items() if _makes_a_task(module, value)]
+    offered = [key for key, value in vars(module).items() if _offers(module, key, value)]
     if not attribute:
         raise UsageError(f"{name} is a file: say which task in it, as {name}:NAME ({choices('', offered)})")
-    if attribute not in offered:
+    if attribute not in vars(module):
         raise UsageError(f"{path} has no task {shown(attribute)} ({choices(attribute, offered)})")
     value = getattr(module, attribute)
-    return (lambda: value) if isinstance(value, Task) else value
+    if isinstance(value, Task):
+        return lambda: value
+    if not callable(value):
+        raise UsageError(
+            f"{name} is a {type(value).__name__}, not a task or a function that returns one "
+            f"({choices(attribute, offered)})"
+        )
+    if needed := _required(value):
+        raise UsageError(
+            f"{name} needs {' and '.join(needed)} to be called: give every parameter of a task a default"
+        )
+    made: Callable[..., Task] = value
+    return made
 
 
 def build(name: str, options: Mapping[str, Any]) -> Task:
@@ -42,10 +57,26 @@ def build(name: str, options: Mapping[str, Any]) -> Task:
 @lru_cache(maxsize=1)
 def _build(name: str, options: str, changed: int) -> Task:
     make = builder(name)
-    task = make(**axes.parse(name, make, json.loads(options)))
+    given = axes.parse(name, make, json.loads(options))
+    with no_exit(name, UsageError):
+        task = make(**given)
     if not isinstance(task, Task):
         raise UsageError(f"{name} made a {type(task).__name__}, not a manyhands Task")
     return task
+
+
+@contextmanager
+def no_exit(who: str, error: type[ManyhandsError] = ManyhandsError) -> Iterator[None]:
+    """A task's own code that calls sys.exit is an error: as success or without a word it would be lost."""
+    try:
+        yield
+    except SystemExit as exit_:
+        frames = traceback.extract_tb(exit_.__traceback__)
+        where = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+        code = "" if exit_.code is None else repr(exit_.code)
+        raise error(
+            f"{who} ended the process with sys.exit({code}){where}: raise an exception there instead"
+        ) from exit_
 
 
 def _changed(name: str) -> int:
@@ -65,17 +96,34 @@ def _import(path: Path, changed: int) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module  # so that its classes can be pickled
     try:
-        specification.loader.exec_module(module)
+        with no_exit(str(path), UsageError):
+            specification.loader.exec_module(module)
+    except UsageError:
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 
-def _makes_a_task(module: ModuleType, value: Any) -> bool:
-    """A Task, or a function of this file that says it returns one."""
+def _offers(module: ModuleType, name: str, value: Any) -> bool:
+    """A Task, a function of this file that says it returns one, or a public one that may well do so."""
     if isinstance(value, Task):
         return True
     if not callable(value) or getattr(value, "__module__", None) != module.__name__:
         return False
-    return getattr(value, "__annotations__", {}).get("return") in (Task, "Task", "mh.Task", "manyhands.Task")
+    annotations = getattr(value, "__annotations__", {})
+    if "return" in annotations:
+        return annotations["return"] in (Task, "Task", "mh.Task", "manyhands.Task")
+    return not (name.startswith("_") or isinstance(value, type) or _required(value))
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """The parameters that have no default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # something callable that does not say
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in several]
