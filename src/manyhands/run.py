@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import allocator, axes, environment, faults, history
+from manyhands import allocator, axes, environment, faults, history, signing
 from manyhands.arrange import arrange, check_arrangement, leads, rearrange
-from manyhands.errors import UsageError, WorkerFailedError, unknown
+from manyhands.errors import ManyhandsError, UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
@@ -36,6 +37,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     allow_changes: bool = False,
+    trust: bool = False,
     quiet: bool = False,
     track: Sequence[str] = (),
     **settings: Any,
@@ -45,7 +47,8 @@ def train(
     >>> run = train("mnist-cnn", batch=256, epochs=3, lr=0.1, options={"width": 2})
     >>> run.metric, run.samples_per_second
 
-    With `resume`, `task` may be the folder of a run: what is not given stays as it was there.
+    With `resume`, `task` may be the folder of a run: what is not given stays as it was there. A task file
+    that such a folder names is imported if this account has started the run, or with `trust`.
     """
     from manyhands import progress, tracking
 
@@ -53,7 +56,9 @@ def train(
     observers: list[Observer] = [progress.Silent() if quiet or not leads() else progress.for_people()]
     observers += [tracking.member(name) for name in track if leads()]
     if resume and task not in TASKS and ".py" not in task:
-        return resume_folder(Path(task), settings, allow_changes=allow_changes, observers=observers)
+        return resume_folder(
+            Path(task), settings, allow_changes=allow_changes, trust=trust, observers=observers
+        )
     if settings.get("workers") == "auto":
         spec = _automatic(task, settings, observers)
     else:
@@ -114,11 +119,16 @@ def run(
 
 
 def resume_folder(
-    path: Path, settings: dict[str, Any], *, allow_changes: bool = False, observers: Sequence[Observer] = ()
+    path: Path,
+    settings: dict[str, Any],
+    *,
+    allow_changes: bool = False,
+    trust: bool = False,
+    observers: Sequence[Observer] = (),
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(path)
-    stored = folder.spec()
+    stored, signed = folder.known_spec()
     if settings.get("workers") == "auto":
         raise UsageError(
             f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
@@ -128,13 +138,34 @@ def resume_folder(
     settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
     spec = stored.replace(**settings)
     check(spec)
+    if leads():
+        _name_task_file(folder, stored, signed or trust, observers)
     launcher = _launcher(spec)
+    if not launcher.leads:  # whether the folder's task file is imported is for rank 0 to decide
+        return _follow(spec, launcher)
     from manyhands.resolve import resolve
 
     spec = resolve(spec)
-    if not launcher.leads:
-        return _follow(spec, launcher)
     return _carry_out(spec, launcher, folder, True, allow_changes, observers)
+
+
+def _name_task_file(folder: RunFolder, stored: RunSpec, trusted: bool, observers: Sequence[Observer]) -> None:
+    """Say which task file a folder has us import; refuse it where the folder may be anybody's."""
+    if stored.task_file is None:
+        return
+    file = stored.task_file.absolute()
+    if not trusted:
+        why = (
+            "its signature is not of this account, or not of this spec.json"
+            if os.path.lexists(folder.path / "spec.sig")
+            else "another account, or a version of manyhands that signed nothing, has started it"
+        )
+        raise UsageError(
+            f"{folder.path} is not known to be yours ({why}), and going on imports {file}: look at that "
+            "file, and if you trust it, add --trust"
+        )
+    for observer in observers:
+        observer.notice(f"importing {file}, the task file of {folder.path}")
 
 
 def check(spec: RunSpec) -> None:
@@ -229,13 +260,14 @@ def _carry_out(
                 folder.vanish()
             raise
         if resume:
+            folder.check_own()
             before = folder.spec()
             if (changes := before.differences(spec)) and not allow_changes:
                 raise UsageError(
                     f"{folder.path} was started with other settings ({'; '.join(changes)}); "
                     "go on all the same with --allow-changes"
                 )
-            record = folder.record()
+            record = _record(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
                 for observer in observers:
@@ -243,16 +275,33 @@ def _carry_out(
                 return record
             if moves := before.moves(spec):
                 notice(f"going on with {', '.join(moves)}: the same samples in the same order")
+            folder.choices()  # what is wrong with them is said before any worker is started
             if changes or moves:
                 accept = frozenset({before.id})
         else:
             folder.create()
             folder.write_spec(spec)
+        if spec.task_file is not None and (reason := signing.why_not()):
+            notice(f"{reason}; so the run cannot be signed, and to go on with it will take --trust")
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)
         job = Job(spec, folder.path, resume, accept, one_worker=history.one_worker(RUNS, spec, threads))
         return _with_restarts(spec, launcher, folder, job, observers, notice)
+
+
+def _record(folder: RunFolder, before: RunSpec, notice: Callable[[str], None]) -> RunRecord | None:
+    """The result of the run that goes on; one that is damaged, or another run's, is none."""
+    try:
+        record = folder.record()
+    except ManyhandsError as error:
+        notice(f"{error}; going on without it")
+        return None
+    if record is not None and record.spec.id != before.id:
+        other = f"of another run ({record.spec.task}, {record.spec.id})"
+        notice(f"{folder.path / 'result.json'} is {other}; going on without it")
+        return None
+    return record
 
 
 def _in_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[[str], None]) -> RunSpec:

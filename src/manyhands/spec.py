@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -130,7 +131,7 @@ class RunSpec(BaseModel):
         return value
 
     @classmethod
-    def of(cls, **fields: Any) -> Self:
+    def of(cls, /, **fields: Any) -> Self:
         """Make a spec, or say in one sentence what is wrong with it (law 10)."""
         try:
             return cls(**fields)
@@ -140,7 +141,10 @@ class RunSpec(BaseModel):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote."""
-        return cls.of(**json.loads(text))
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise UsageError(f"a spec is an object of settings, got {fields!r}")
+        return cls.of(**fields)
 
     def to_json(self) -> str:
         """All fields, for a file."""
@@ -164,6 +168,11 @@ class RunSpec(BaseModel):
     def name(self) -> str:
         """A folder's name for it: `mnist-cnn-7f3a2b1c`, or `spirals-0b1c2d3e` for a file.py:spirals."""
         return f"{self.task.rpartition(':')[2]}-{self.id}"
+
+    @property
+    def task_file(self) -> Path | None:
+        """The user's own file that makes the task; none where it is one of ours."""
+        return file_of(self.task)
 
     @property
     def servers(self) -> int:
@@ -239,6 +248,17 @@ class RunSpec(BaseModel):
         return {
             name: json.dumps(value) for name, value in {**fields, **options, **recipe, **strategy}.items()
         }
+
+
+def file_of(task: str) -> Path | None:
+    """The file of a `path/to/file.py:name`; none where a task's name is just that."""
+    if ".py" not in task:
+        return None
+    path = Path(task.rpartition(":")[0] if ".py:" in task else task)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~nobody
+        return path
 
 
 _NOT_SET = "not set"
