@@ -101,6 +101,12 @@ class RunFolder:
             write_atomically(signature, signatures)
         write_atomically(path, content)
 
+    def sign(self) -> None:
+        """Sign the spec that is here: its user trusts it."""
+        signatures = signing.signatures(reading.spec_bytes(self.path / "spec.json"))
+        if signatures is not None:
+            write_atomically(self.path / "spec.sig", signatures)
+
     def write_environment(self, environment: Environment) -> None:
         """Write down what it runs on."""
         write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))

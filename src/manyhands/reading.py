@@ -292,9 +292,11 @@ def _check_choices(found: dict[str, Any]) -> None:
 
 
 def _check_record(found: RunRecord) -> None:
-    """Counts and times are not negative, lists by rank have a place for each of them."""
+    """Counts and times are neither negative nor endless; what is listed by rank has a place for each."""
     for name, value in found.model_dump(exclude=set(_OPEN)).items():
         _check_numbers(name, value)
+        if isinstance(value, float) and name not in _SIGNED and value < 0:
+            raise FaultError(f"{name}: {value:g} is not a count or a time")
     ranks = len(found.phases)
     if not ranks:
         raise FaultError("phases: there is no rank")
@@ -315,8 +317,13 @@ def _check_numbers(name: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for each in value:
             _check_numbers(name, each)
-    elif isinstance(value, int | float) and name not in _SIGNED and not 0 <= value < 2**63:
+    elif isinstance(value, int | float) and name not in _SIGNED and not _least(value) <= value < 2**63:
         raise FaultError(f"{name}: {value:g} is not a count or a time")
+
+
+def _least(value: float) -> float:
+    """No count is below zero; a time may be: the tenth of a pace is extrapolated where steps are few."""
+    return 0 if isinstance(value, int) else -(2**63)
 
 
 def _content(path: Path, without: str = "", most: int = MOST) -> bytes:

@@ -146,7 +146,10 @@ def resume_folder(
     from manyhands.resolve import resolve
 
     spec = resolve(spec)
-    return _carry_out(spec, launcher, folder, True, allow_changes, observers)
+    record = _carry_out(spec, launcher, folder, True, allow_changes, observers)
+    if trust and not signed:
+        folder.sign()
+    return record
 
 
 def _name_task_file(folder: RunFolder, stored: RunSpec, trusted: bool, observers: Sequence[Observer]) -> None:
