@@ -61,6 +61,8 @@ class StepRecord:
         if fields.get("loss", 0.0) is None:  # one worker's, between two averages
             fields = {**fields, "loss": math.nan}
         made = cls(**fields)
+        if not isinstance(made.phases, dict):
+            raise TypeError("the phases of a step are not a table")
         counts = [made.step, made.epoch, made.samples]
         counts += [each for each in (made.worker, made.staleness) if each is not None]
         numbers = [made.loss, made.lr, made.seconds, *made.phases.values()]

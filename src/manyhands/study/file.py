@@ -76,6 +76,8 @@ def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"cannot read the study {path}: {reason.lower()}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
     return _File(path, content, Lines(text), notice).study()
