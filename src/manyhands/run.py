@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import allocator, axes, environment, faults, history, signing
+from manyhands import allocator, axes, environment, faults, history
 from manyhands.arrange import arrange, check_arrangement, leads, rearrange
-from manyhands.errors import ManyhandsError, UsageError, WorkerFailedError, unknown
+from manyhands.errors import UsageError, WorkerFailedError, unknown
 from manyhands.folder import RunFolder
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Care, Launcher
@@ -23,6 +22,7 @@ from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
 from manyhands.tasks import TASKS
 from manyhands.transports import TRANSPORTS, leftovers
+from manyhands.trust import result_of, say_if_unsigned, vouch
 
 if TYPE_CHECKING:
     from manyhands.worker import Job
@@ -139,36 +139,19 @@ def resume_folder(
     spec = stored.replace(**settings)
     check(spec)
     if leads():
-        _name_task_file(folder, stored, signed or trust, observers)
+        vouch(folder, stored, signed or trust, observers)
     launcher = _launcher(spec)
-    if not launcher.leads:  # whether the folder's task file is imported is for rank 0 to decide
+    if not launcher.leads and spec.task_file is not None:  # whether it is imported is for rank 0 to decide
         return _follow(spec, launcher)
     from manyhands.resolve import resolve
 
     spec = resolve(spec)
+    if not launcher.leads:
+        return _follow(spec, launcher)
     record = _carry_out(spec, launcher, folder, True, allow_changes, observers)
     if trust and not signed:
         folder.sign()
     return record
-
-
-def _name_task_file(folder: RunFolder, stored: RunSpec, trusted: bool, observers: Sequence[Observer]) -> None:
-    """Say which task file a folder has us import; refuse it where the folder may be anybody's."""
-    if stored.task_file is None:
-        return
-    file = stored.task_file.absolute()
-    if not trusted:
-        why = (
-            "its signature is not of this account, or not of this spec.json"
-            if os.path.lexists(folder.path / "spec.sig")
-            else "another account, or a version of manyhands that signed nothing, has started it"
-        )
-        raise UsageError(
-            f"{folder.path} is not known to be yours ({why}), and going on imports {file}: look at that "
-            "file, and if you trust it, add --trust"
-        )
-    for observer in observers:
-        observer.notice(f"importing {file}, the task file of {folder.path}")
 
 
 def check(spec: RunSpec) -> None:
@@ -270,7 +253,7 @@ def _carry_out(
                     f"{folder.path} was started with other settings ({'; '.join(changes)}); "
                     "go on all the same with --allow-changes"
                 )
-            record = _record(folder, before, notice)
+            record = result_of(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
                 for observer in observers:
@@ -284,27 +267,12 @@ def _carry_out(
         else:
             folder.create()
             folder.write_spec(spec)
-        if spec.task_file is not None and (reason := signing.why_not()):
-            notice(f"{reason}; so the run cannot be signed, and to go on with it will take --trust")
+        say_if_unsigned(spec, notice)
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)
         job = Job(spec, folder.path, resume, accept, one_worker=history.one_worker(RUNS, spec, threads))
         return _with_restarts(spec, launcher, folder, job, observers, notice)
-
-
-def _record(folder: RunFolder, before: RunSpec, notice: Callable[[str], None]) -> RunRecord | None:
-    """The result of the run that goes on; one that is damaged, or another run's, is none."""
-    try:
-        record = folder.record()
-    except ManyhandsError as error:
-        notice(f"{error}; going on without it")
-        return None
-    if record is not None and record.spec.id != before.id:
-        other = f"of another run ({record.spec.task}, {record.spec.id})"
-        notice(f"{folder.path / 'result.json'} is {other}; going on without it")
-        return None
-    return record
 
 
 def _in_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[[str], None]) -> RunSpec:

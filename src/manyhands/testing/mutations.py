@@ -136,7 +136,7 @@ def _link(path: Path, outside: Path, drawn: random.Random) -> None:
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     path = drawn.choice([path, path, path, run / "checkpoints", run / "logs", run / ".lock"])
     _replaced(path)
-    targets = [
+    targets: list[Path | str] = [
         outside / "file",
         outside / "file.json",
         outside,
