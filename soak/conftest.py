@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """How many drills, and which."""
     parser.addoption("--count", type=int, default=None, help="drills of each kind (default: each test's own)")
     parser.addoption("--seed", type=int, default=0, help="what the drills are drawn from")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs are signed with a key of these tests' own: nothing is written to the real home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture

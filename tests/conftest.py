@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,14 @@ def manyhands(tmp_path: Path) -> Callable[..., Answer]:
         return called([sys.executable, "-m", "manyhands", *words], cwd, **environment)
 
     return call
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs are signed with a key of these tests' own: nothing is written to the real home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,6 +32,7 @@ def test_a_run_leaves_everything_that_is_promised(here: Path) -> None:
         "model.safetensors",
         "result.json",
         "spec.json",
+        "spec.sig",
         "steps.jsonl",
     ]
     assert folder.name == f"quadratic-{record.id}"

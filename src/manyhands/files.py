@@ -26,7 +26,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, finds the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        # nothing may lie there by now: a link that a stranger has put in its place is not followed
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -55,9 +57,11 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_regular(path: Path) -> bytes:
-    """The whole content of a regular file; OSError as above."""
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The whole content of a regular file; OSError as above, or where it is larger than so many bytes."""
     with open(open_regular(path), "rb") as file:
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes")
         return file.read()
 
 

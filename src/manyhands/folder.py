@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import ValidationError
-
-from manyhands import locks
+from manyhands import locks, reading, signing
 from manyhands.environment import Environment
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.errors import UsageError
 from manyhands.files import cannot_write, open_regular, write_atomically
 from manyhands.record import RunRecord, Start, StepRecord
 from manyhands.spec import RunSpec
@@ -42,42 +40,47 @@ class RunFolder:
         """A line a step."""
         return self.path / "steps.jsonl"
 
+    def check_own(self) -> None:
+        """Refuse to go on where something that is written to leads elsewhere, or cannot be written."""
+        files = ["spec.json", "spec.sig", "result.json", "choices.json", "environment.json", "steps.jsonl"]
+        logs = self.path / "logs"
+        inside = sorted(logs.glob("*.log")) if logs.is_dir() and not logs.is_symlink() else []
+        for path in [*(self.path / name for name in files), self.model, *inside]:
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+                kind = "a link" if path.is_symlink() else "not a regular file"
+                raise UsageError(f"{path} is {kind}, and a run writes to its own files only: remove it")
+        for path in (self.checkpoints, logs, self.path / "tensorboard"):
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                kind = "a link" if path.is_symlink() else "not a folder"
+                raise UsageError(f"{path} is {kind}, and a run writes to its own folder only: remove it")
+
     def exists(self) -> bool:
         """Whether there is a run here."""
         return (self.path / "spec.json").is_file()
 
     def spec(self) -> RunSpec:
         """The spec of the run here."""
-        return RunSpec.from_json(self._read("spec.json"))
+        return self.known_spec()[0]
+
+    def known_spec(self) -> tuple[RunSpec, bool]:
+        """The same, and whether this account has signed just these bytes."""
+        path = self.path / "spec.json"
+        content = reading.spec_bytes(path)
+        return reading.spec(path, content), signing.is_signed(content, self.path / "spec.sig")
 
     def record(self) -> RunRecord | None:
         """The result of the run here, or None while it has none."""
-        if not (self.path / "result.json").is_file():
-            return None
-        try:
-            return RunRecord.model_validate_json(self._read("result.json"))
-        except ValidationError as error:
-            raise ManyhandsError(
-                f"{self.path / 'result.json'} is not a run's result: {error.errors()[0]['msg'].lower()}"
-            ) from None
+        path = self.path / "result.json"
+        return reading.record(path) if os.path.lexists(path) else None
 
     def environment(self) -> Environment | None:
         """What the run here was last started on."""
         path = self.path / "environment.json"
-        return Environment.model_validate_json(path.read_text()) if path.is_file() else None
+        return reading.environment(path) if os.path.lexists(path) else None
 
     def steps(self) -> list[StepRecord]:
         """The steps of the run here, up to where a crash or a power cut tore the file."""
-        if not self.steps_file.is_file():
-            return []
-        steps: list[StepRecord] = []
-        *lines, _ = self.steps_file.read_text(errors="replace").split("\n")  # after the last: empty, or torn
-        for line in lines:
-            try:
-                steps.append(StepRecord.from_json(line))
-            except (ValueError, TypeError):
-                break
-        return steps
+        return list(reading.steps(self.steps_file)) if os.path.lexists(self.steps_file) else []
 
     def create(self) -> None:
         """Make the folder of a new run."""
@@ -87,8 +90,21 @@ class RunFolder:
             raise cannot_write(self.path, error) from error
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Write down what is run here."""
-        write_atomically(self.path / "spec.json", (spec.to_json() + "\n").encode())
+        """Write down what is run here, signed, so that this account may go on with it unasked."""
+        content = (spec.to_json() + "\n").encode()
+        path, signature = self.path / "spec.json", self.path / "spec.sig"
+        before = reading.spec_bytes(path) if path.is_file() else None
+        if before is not None and not signing.is_signed(before, signature):
+            before = None
+        if (signatures := signing.signatures(content, before)) is not None:
+            write_atomically(signature, signatures)
+        write_atomically(path, content)
+
+    def sign(self) -> None:
+        """Sign the spec that is here: its user trusts it."""
+        signatures = signing.signatures(reading.spec_bytes(self.path / "spec.json"))
+        if signatures is not None:
+            write_atomically(self.path / "spec.sig", signatures)
 
     def write_environment(self, environment: Environment) -> None:
         """Write down what it runs on."""
@@ -97,8 +113,7 @@ class RunFolder:
     def choices(self) -> dict[str, Any]:
         """What a strategy chose by itself when the run was last started; nothing before that."""
         path = self.path / "choices.json"
-        found: dict[str, Any] = json.loads(self._read("choices.json")) if path.is_file() else {}
-        return found
+        return reading.choices(path) if os.path.lexists(path) else {}
 
     def write_choices(self, choices: Mapping[str, Any]) -> None:
         """Keep them, if there are any, for when the run goes on."""
@@ -147,17 +162,6 @@ class RunFolder:
             (self.path / ".lock").unlink()
             self.path.rmdir()
 
-    def _read(self, name: str) -> str:
-        try:
-            text = (self.path / name).read_text()
-            json.loads(text)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"{self.path} holds no run ({name}: {reason})") from None
-        except ValueError as error:
-            raise ManyhandsError(f"{self.path / name} is damaged: {error}") from None
-        return text
-
 
 class Journal:
     """An observer that writes steps.jsonl.
@@ -178,7 +182,8 @@ class Journal:
     def started(self, start: Start) -> None:
         """Open for appending."""
         try:
-            self._file = self._path.open("a")
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            self._file = os.fdopen(open_regular(self._path, flags), "a")
         except OSError as error:
             raise cannot_write(self._path, error) from error
 

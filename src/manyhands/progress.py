@@ -182,7 +182,7 @@ class Lines:
 
     def notice(self, text: str) -> None:
         """One line."""
-        print(text, file=self._file, flush=True)
+        print(words.printed(text), file=self._file, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -249,7 +249,7 @@ class Bar:
 
     def notice(self, text: str) -> None:
         """A line above the bar."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(words.printed(text), markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -56,10 +56,25 @@ class StepRecord:
     @classmethod
     def from_json(cls, line: str) -> Self:
         """Read a line that `to_json` wrote."""
-        fields = json.loads(line)
+        return cls.from_fields(json.loads(line))
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """What such a line holds; TypeError where it is something else."""
         if fields.get("loss", 0.0) is None:  # one worker's, between two averages
-            fields["loss"] = math.nan
-        return cls(**fields)
+            fields = {**fields, "loss": math.nan}
+        made = cls(**fields)
+        if not isinstance(made.phases, dict):
+            raise TypeError("the phases of a step are not a table")
+        counts = [made.step, made.epoch, made.samples]
+        counts += [each for each in (made.worker, made.staleness) if each is not None]
+        numbers = [made.loss, made.lr, made.seconds, *made.phases.values()]
+        numbers += [each for each in (made.metric, made.test_loss) if each is not None]
+        if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
+            raise TypeError("a count of a step is not a whole number")
+        if not all(type(number) in (int, float) for number in numbers):
+            raise TypeError("a value of a step is not a number")
+        return made
 
 
 def _number(value: float | None) -> float | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from manyhands import locks
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands import locks, reading
+from manyhands.errors import UsageError
 from manyhands.files import cannot_write, open_regular
 from manyhands.folder import RunFolder
 from manyhands.record import RunRecord
@@ -102,16 +102,7 @@ class StudyFolder:
 
     def events(self) -> list[dict[str, Any]]:
         """Everything in the journal, up to where a crash tore its last line."""
-        if not self.journal.is_file():
-            return []
-        *lines, _ = self.journal.read_text(errors="replace").split("\n")  # after the last: empty, or torn
-        events = []
-        for number, line in enumerate(lines, 1):
-            try:
-                events.append(json.loads(line))
-            except ValueError:
-                raise ManyhandsError(f"{self.journal} is damaged in line {number}") from None
-        return _with_new_keys(events)
+        return _with_new_keys(reading.events(self.journal)) if os.path.lexists(self.journal) else []
 
     @contextmanager
     def writing(self) -> Iterator[JournalWriter]:
@@ -131,7 +122,7 @@ class StudyFolder:
     def read(self) -> Results:
         """The study as it stands; any folder that holds runs is one, if a nameless one."""
         events = self.events()
-        if not events:
+        if not any(event["event"] == "study" for event in events):
             return self._loose()
         return _Reader(self, events).results()
 
@@ -157,7 +148,9 @@ class StudyFolder:
         if not self.path.is_dir():
             raise UsageError(f"there is no folder {self.path}")
         folders = [RunFolder(path) for path in sorted(self.path.iterdir()) if path.is_dir()]
-        return [record for folder in folders if folder.exists() and (record := folder.record())]
+        found = [(folder, folder.record()) for folder in folders if folder.exists()]
+        # where it lies now: what the file says may be long gone, or made up
+        return [record.model_copy(update={"run": str(folder.path)}) for folder, record in found if record]
 
 
 def _with_new_keys(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from manyhands.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
 from manyhands.tasks import TASKS
 from manyhands.transports import TRANSPORTS, leftovers
+from manyhands.trust import result_of, say_if_unsigned, vouch
 
 if TYPE_CHECKING:
     from manyhands.worker import Job
@@ -38,6 +39,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     allow_changes: bool = False,
+    trust: bool = False,
     quiet: bool = False,
     track: Sequence[str] = (),
     **settings: Any,
@@ -47,7 +49,8 @@ def train(
     >>> run = train("mnist-cnn", batch=256, epochs=3, lr=0.1, options={"width": 2})
     >>> run.metric, run.samples_per_second
 
-    With `resume`, `task` may be the folder of a run: what is not given stays as it was there.
+    With `resume`, `task` may be the folder of a run: what is not given stays as it was there. A task file
+    that such a folder names is imported if this account has started the run, or with `trust`.
     """
     from manyhands import progress, tracking
 
@@ -56,7 +59,9 @@ def train(
     observers += [tracking.member(name) for name in track if leads()]
     with Followers(observers) as followers:
         if resume and task not in TASKS and ".py" not in task:
-            return resume_folder(Path(task), settings, allow_changes=allow_changes, observers=followers)
+            return resume_folder(
+                Path(task), settings, allow_changes=allow_changes, trust=trust, observers=followers
+            )
         if settings.get("workers") == "auto":
             spec = _automatic(task, settings, followers.notice)
         else:
@@ -126,11 +131,12 @@ def resume_folder(
     settings: dict[str, Any],
     *,
     allow_changes: bool = False,
+    trust: bool = False,
     observers: Sequence[Observer] | Followers = (),
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(usable(path))
-    stored = folder.spec()
+    stored, signed = folder.known_spec()
     if settings.get("workers") == "auto":
         raise UsageError(
             f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
@@ -140,14 +146,23 @@ def resume_folder(
     settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
     spec = stored.replace(**settings)
     check(spec)
-    launcher = _launcher(spec)
-    from manyhands.resolve import resolve
-
-    spec = resolve(spec)
-    if not launcher.leads:
-        return _follow(spec, launcher)
     with Followers.of(observers) as followers:
-        return _carry_out(spec, launcher, folder, True, allow_changes, followers)
+        if leads():
+            vouch(folder, stored, signed or trust, followers.notice)
+        launcher = _launcher(spec)
+        if (
+            not launcher.leads and spec.task_file is not None
+        ):  # whether it is imported is for rank 0 to decide
+            return _follow(spec, launcher)
+        from manyhands.resolve import resolve
+
+        spec = resolve(spec)
+        if not launcher.leads:
+            return _follow(spec, launcher)
+        record = _carry_out(spec, launcher, folder, True, allow_changes, followers)
+    if trust and not signed:
+        folder.sign()
+    return record
 
 
 def check(spec: RunSpec) -> None:
@@ -243,24 +258,27 @@ def _carry_out(
                 folder.vanish()
             raise
         if resume:
+            folder.check_own()
             before = folder.spec()
             if (changes := before.differences(spec)) and not allow_changes:
                 raise UsageError(
                     f"{folder.path} was started with other settings ({'; '.join(changes)}); "
                     "go on all the same with --allow-changes"
                 )
-            record = folder.record()
+            record = result_of(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
                 followers.ended(record)
                 return record
             if moves := before.moves(spec):
                 notice(f"going on with {', '.join(moves)}: the same samples in the same order")
+            folder.choices()  # what is wrong with them is said before any worker is started
             if changes or moves:
                 accept = frozenset({before.id})
         else:
             folder.create()
             folder.write_spec(spec)
+        say_if_unsigned(spec, notice)
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)

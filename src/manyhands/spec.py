@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -167,7 +168,7 @@ class RunSpec(BaseModel):
         return value
 
     @classmethod
-    def of(cls, **fields: Any) -> Self:
+    def of(cls, /, **fields: Any) -> Self:
         """Make a spec, or say in one sentence what is wrong with it (law 10)."""
         try:
             return cls(**fields)
@@ -177,7 +178,10 @@ class RunSpec(BaseModel):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read what `to_json` wrote."""
-        return cls.of(**json.loads(text))
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise UsageError(f"a spec is an object of settings, got {fields!r}")
+        return cls.of(**fields)
 
     def to_json(self) -> str:
         """All fields, for a file."""
@@ -214,6 +218,11 @@ class RunSpec(BaseModel):
     @property
     def _stem(self) -> str:
         return self.task.rpartition(":")[2]
+
+    @property
+    def task_file(self) -> Path | None:
+        """The user's own file that makes the task; none where it is one of ours."""
+        return file_of(self.task)
 
     @property
     def servers(self) -> int:
@@ -289,6 +298,17 @@ class RunSpec(BaseModel):
         return {
             name: json.dumps(value) for name, value in {**fields, **options, **recipe, **strategy}.items()
         }
+
+
+def file_of(task: str) -> Path | None:
+    """The file of a `path/to/file.py:name`; none where a task's name is just that."""
+    if ".py" not in task:
+        return None
+    path = Path(task.rpartition(":")[0] if ".py:" in task else task)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~nobody
+        return path
 
 
 _NOT_SET = "not set"

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: one way to write each kind, everywhere."""
+"""Numbers and texts as a person reads them: one way to write each kind, everywhere."""
 
 from __future__ import annotations
 
@@ -79,6 +79,31 @@ def where_the_time_went(phases: dict[str, float]) -> str:
     total = sum(phases.values()) or 1.0
     parts = sorted(((value / total, name) for name, value in phases.items()), reverse=True)
     return ", ".join(f"{name} {percent(share)}" for share, name in parts if share >= 0.005)
+
+
+# what moves a terminal's cursor, rings its bell or turns its direction; and halves of characters
+_UNPRINTED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_LINES, _IN_LINE = re.compile(f"[{_UNPRINTED}]"), re.compile(rf"[\t\n{_UNPRINTED}]")
+
+
+def printed(text: str) -> str:
+    """Lines for a terminal: control characters, which a file may hold in any name, are shown, not obeyed."""
+    return _IN_LINES.sub(_escaped, text)
+
+
+def line(text: str) -> str:
+    """The same where a line must stay one."""
+    return _IN_LINE.sub(_escaped, text)
+
+
+def json_printed(text: str) -> str:
+    """JSON for a terminal: the same in JSON's own way, so that it means what it meant."""
+    return _IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)

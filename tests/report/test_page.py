@@ -172,7 +172,7 @@ def test_it_is_drawn_elsewhere_with_links_that_lead_back(tmp_path: Path) -> None
     results = replace(Results(tmp_path / "study", "x", "x"), records=runs)
     page = draw(results, tmp_path / "page", pictures=False)
     assert page == tmp_path / "page" / "report.html"
-    assert 'href="../study/run-1/result.json"' in page.read_text()
+    assert 'href="./../study/run-1/result.json"' in page.read_text()
     assert not (tmp_path / "page" / "charts").exists()
 
 

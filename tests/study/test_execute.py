@@ -67,7 +67,7 @@ def test_only_numbers_stay_unless_models_are_kept(here: Path, study: Read) -> No
     text = "[[grid]]\ntask = 'quadratic'\nepochs = 1\ncheckpoint_every = 0\n"
     [record] = run(study(text), here / "a").records
     kept = {path.name for path in Path(record.run).iterdir()}
-    assert kept == {".lock", "spec.json", "environment.json", "result.json", "steps.jsonl"}
+    assert kept == {".lock", "spec.json", "spec.sig", "environment.json", "result.json", "steps.jsonl"}
     [record] = run(study("keep_models = true\n" + text), here / "b").records
     assert (Path(record.run) / "model.safetensors").is_file()
     assert list((Path(record.run) / "checkpoints").iterdir())

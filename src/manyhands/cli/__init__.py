@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from manyhands import __version__, origin
+from manyhands import __version__, origin, words
 from manyhands.cli import doctor, list_, report, show, study, train, verify
 from manyhands.errors import ManyhandsError, UsageError, cut, shown
 
@@ -91,7 +91,7 @@ def _check_text(arguments: list[str]) -> None:
 def _fail(message: str, code: int, *, common: bool = False) -> int:
     """Say it, further lines below the first; of what all ranks on a host find wrong, one speaks."""
     if not common or os.environ.get("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) == "0":
-        print("error: " + message.replace("\n", "\n       "), file=sys.stderr)
+        print("error: " + words.printed(message).replace("\n", "\n       "), file=sys.stderr)
     return code
 
 

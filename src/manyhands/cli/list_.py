@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from manyhands import axes
+from manyhands import axes, words
 from manyhands.errors import unknown
 from manyhands.launchers import LAUNCHERS
 from manyhands.recipes import RECIPES
@@ -89,12 +89,12 @@ def _print_member(name: str, json: bool) -> None:
             json_format.dumps({"name": name, "says": about[0] if about else "", "options": fields}, indent=2)
         )
         return
-    print(f"{name}: {about[0] if about else ''}")
+    print(words.line(f"{name}: {about[0] if about else ''}"))
     width = max((len(key) for key, _, _ in rows), default=0)
     if not rows:
         print("  (no options)")
     for key, kind, default in rows:
-        print(f"  --set {key + '=':<{width + 1}}  {_said(kind)}, default {_default(default)}")
+        print(words.line(f"  --set {key + '=':<{width + 1}}  {_said(kind)}, default {_default(default)}"))
 
 
 def _limit(limit: Any) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from manyhands import words
+
 EXAMPLES = """Examples:
 
 manyhands report results/default
@@ -41,5 +43,5 @@ def report(
         print(json_format.dumps({"report": str(page), "answers": texts}, indent=2))
         return
     for answer in found:
-        print(f"answer: {answer.text}")
-    print(f"report: {page}")
+        print(words.printed(f"answer: {answer.text}"))
+    print(words.line(f"report: {page}"))

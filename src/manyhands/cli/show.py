@@ -34,7 +34,7 @@ def show(
     spec, record, steps = folder.spec(), folder.record(), folder.steps()
     if json:
         if record is not None:
-            print(record.model_dump_json(indent=2))
+            print(words.json_printed(record.model_dump_json(indent=2)))
         else:
             print(
                 json_format.dumps(
@@ -48,17 +48,16 @@ def show(
                 )
             )
         return
-    print(f"{spec.task} · run {spec.id} · {_status(record, steps, run)}")
-    print(
+    lines = [
+        f"{spec.task} · run {spec.id} · {_status(record, steps, run)}",
         spec.division
         + (f" · {record.recipe_line}" if record else f" · {spec.recipe}")
-        + f" · {spec.strategy} on {spec.transport} · seed {spec.seed}"
-    )
-    for line in _curves(steps, record.metric_name if record else "metric"):
-        print(line)
-    if record is not None:
-        for line in _result(record):
-            print(line)
+        + f" · {spec.strategy} on {spec.transport} · seed {spec.seed}",
+        *_curves(steps, record.metric_name if record else "metric"),
+        *(_result(record) if record is not None else []),
+    ]
+    for line in lines:
+        print(words.line(line))
 
 
 def _status(record: RunRecord | None, steps: list[StepRecord], run: Path) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manyhands import words
 from manyhands.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def study(
 
     if not 1 <= jobs <= most_ranks():
         raise UsageError(f"--jobs must be from 1 to {most_ranks():,} on this machine, got {shown(jobs)}")
-    plan = files.read(files.find(file))
+    plan = files.read(files.find(file), lambda text: None if quiet else _say(text))
     folder = usable(out or Path("results") / plan.name)
     if dry_run:
         found = preview.preview(plan, folder, jobs)
-        text = json_format.dumps(preview.to_json(found), indent=2) if json else "\n".join(preview.draw(found))
-        print(text)
+        lines = [json_format.dumps(preview.to_json(found), indent=2)] if json else preview.draw(found)
+        print(words.printed("\n".join(lines)))
         return
     table = view.NoView() if quiet else guarded.Guarded(view.for_people())
     results = execute(plan, folder, table, jobs)
@@ -82,31 +83,36 @@ def study(
         raise typer.Exit(1)
 
 
+def _say(text: str) -> None:
+    print(words.printed(text), file=sys.stderr, flush=True)
+
+
 def _print(results: Results) -> None:
     """The table, what is not in it and why, and the answer."""
-    from manyhands import words
     from manyhands.analysis.answer import answers
     from manyhands.claims import settle
     from manyhands.study.sheet import cell_title
     from manyhands.study.table import draw_all
 
     wide = shutil.get_terminal_size().columns
-    print("\n".join(draw_all(results, wide if sys.stdout.isatty() else None)))
+    for line in draw_all(results, wide if sys.stdout.isatty() else None):
+        print(words.line(line))
     if results.excluded:
         print(f"excluded: {words.plural(len(results.excluded), 'cell')}")
         for cell, reason in results.excluded[:SHOWN]:
-            print(f"  {cell_title(cell)}: {reason}")
+            print(words.printed(f"  {cell_title(cell)}: {reason}"))
         if len(results.excluded) > SHOWN:
             print(f"  and {len(results.excluded) - SHOWN} more")
     for reason, count in Counter(reason for _, reason in results.left).items():
-        print(f"left: {words.plural(count, 'cell')}: {reason}")
+        print(words.printed(f"left: {words.plural(count, 'cell')}: {reason}"))
     width = min(wide, 110) if sys.stdout.isatty() else 10_000
     for answer in answers(results):
-        print(textwrap.fill(f"answer: {answer.text}", width, subsequent_indent=" " * 8))
+        text = words.line(f"answer: {answer.text}")
+        print(textwrap.fill(text, width, subsequent_indent=" " * 8))
     if (settled := settle(results)) is not None:
         claim, verdict = settled.text.split("\n")
-        print(textwrap.fill(f"claim: {claim}", width, subsequent_indent=" " * 7))
-        print(textwrap.fill(verdict, width, initial_indent=" " * 7, subsequent_indent=" " * 7))
+        print(textwrap.fill(words.line(f"claim: {claim}"), width, subsequent_indent=" " * 7))
+        print(textwrap.fill(words.line(verdict), width, initial_indent=" " * 7, subsequent_indent=" " * 7))
 
 
 def _report(results: Results, quiet: bool) -> None:
@@ -114,7 +120,7 @@ def _report(results: Results, quiet: bool) -> None:
 
     path = draw(results)
     if not quiet:
-        print(f"report: {path}")
+        print(words.line(f"report: {path}"))
 
 
 def _json(results: Results) -> list[dict[str, Any]]:

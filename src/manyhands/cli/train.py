@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from manyhands import words
 from manyhands.errors import UsageError, cut, shown
 
 EXAMPLES = """Examples:
@@ -173,6 +174,12 @@ def train(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Continue although settings differ.")
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="With --resume: import the task file of a folder that you did not start."
+        ),
+    ] = False,
     track: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="tensorboard or mlflow; repeatable.")
     ] = None,
@@ -241,12 +248,13 @@ def train(
         out=out,
         resume=resume,
         allow_changes=allow_changes,
+        trust=trust,
         quiet=quiet,
         track=track or [],
         **settings,
     )
     if json and leads():
-        print(record.model_dump_json(indent=2))
+        print(words.json_printed(record.model_dump_json(indent=2)))
 
 
 def count_of(workers: str | None) -> int | str | None:

@@ -44,6 +44,8 @@ def draw(
     folder = out or results.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if pictures and (folder / "charts").is_symlink():  # what is drawn and removed there is only ours
+            raise UsageError(f"{folder / 'charts'} is a link: remove it, or choose another --out")
         if pictures:
             (folder / "charts").mkdir(exist_ok=True)
     except OSError as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from manyhands import words
 from manyhands.analysis.answer import Answer
@@ -232,8 +233,9 @@ def runs(findings: Findings, show: Shown) -> str:
 
 
 def _link(run: str, folder: Path) -> str:
-    """The way from the page to a run's result."""
-    return Path(os.path.relpath(Path(run) / "result.json", folder)).as_posix()
+    """The way from the page to a run's result: always a path, whatever a run is called (`javascript:...`)."""
+    way = Path(os.path.relpath(Path(run) / "result.json", folder)).as_posix()
+    return "./" + quote(way.removeprefix("/"), safe="/")
 
 
 def missing(findings: Findings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from manyhands.errors import DivergedError, UsageError
+from manyhands.errors import DivergedError, ManyhandsError, UsageError
 from manyhands.folder import RunFolder
 from manyhands.progress import Silent
 from manyhands.record import Observer, RunRecord
@@ -34,7 +34,7 @@ def ruled_out(spec: RunSpec) -> str | None:
 
 def is_settled(path: Path) -> bool:
     """Whether the run in this folder has come to its end."""
-    record = RunFolder(path).record()
+    record = _record(RunFolder(path))
     return record is not None and record.status in SETTLED
 
 
@@ -47,7 +47,9 @@ def attempt(spec: RunSpec, path: Path, observer: Observer) -> RunRecord:
     except UsageError as error:
         raise CannotWorkError(str(error)) from None
     folder = RunFolder(path)
-    record = folder.record()
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link, and a study writes to its own folder only: remove it")
+    record = _record(folder)
     if record is not None and is_settled(path):
         return record
     if path.exists() and not _can_go_on(folder, resolved):
@@ -58,6 +60,14 @@ def attempt(spec: RunSpec, path: Path, observer: Observer) -> RunRecord:
         record = folder.record()
         assert record is not None
         return record
+
+
+def _record(folder: RunFolder) -> RunRecord | None:
+    """Its result; a damaged one is none, and the cell is run again."""
+    try:
+        return folder.record()
+    except ManyhandsError:
+        return None
 
 
 def _can_go_on(folder: RunFolder, resolved: RunSpec) -> bool:
@@ -77,6 +87,8 @@ def attempt_quietly(spec: RunSpec, path: Path) -> RunRecord:
 
 def tidy(path: Path) -> None:
     """Delete what nobody reads of a cell that is finished: a study of a large model would fill the disk."""
+    if path.is_symlink():  # what lies elsewhere is somebody else's
+        return
     folder = RunFolder(path)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     shutil.rmtree(path / "logs", ignore_errors=True)

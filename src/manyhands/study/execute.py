@@ -153,13 +153,21 @@ class Execution:
         for cell in cells:
             entry = entries[cell.key] = Entry(cell)
             event = self._history.finished(cell)
-            record = self._folder.record(event, cell) if event else None
+            record = self._kept(event, cell) if event else None
             if event and record is not None:
                 entry.state, entry.record, entry.earlier = "finished", record, True
                 self._tidy(event["run"])
         for cell, reason in study.excluded:
             entries[cell.key] = Entry(cell, "excluded", reason=reason)
             self._exclude(cell, reason)
+
+    def _kept(self, event: dict[str, Any], cell: Cell) -> RunRecord | None:
+        """The record of an earlier sitting; where it is damaged, the cell is run again."""
+        try:
+            return self._folder.record(event, cell)
+        except ManyhandsError as error:
+            self._view.say(f"{error}; its cell is run again")
+            return None
 
     # ------------------------------------------------------------------ one cell
     def _take(self, entry: Entry) -> None:
@@ -204,7 +212,7 @@ class Execution:
         """Those of a sitting that was stopped before it decided."""
         found = []
         for event in self._history.repeated(cell):
-            record = self._folder.record(event, cell)
+            record = self._kept(event, cell)
             if record is not None:
                 found.append(Try(event["run"], event["noise"], record, record.seconds))
         return found

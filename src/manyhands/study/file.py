@@ -66,8 +66,11 @@ def find(text: str) -> Path:
     return known[text]
 
 
-def read(path: Path) -> Study:
-    """Read a study file; every cell is checked before any of them runs."""
+def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study:
+    """Read a study file; every cell is checked before any of them runs.
+
+    A task file that it names is imported, and `notice` is told so before.
+    """
     try:
         text = path.read_text()
         content = tomllib.loads(text)
@@ -78,14 +81,17 @@ def read(path: Path) -> Study:
         raise UsageError(f"{path} is not a study: its tables and lists are nested too deeply") from None
     except ValueError as error:  # tomllib's own, or Python's about a number of thousands of digits
         raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
-    return _File(path, content, Lines(text)).study()
+    return _File(path, content, Lines(text), notice).study()
 
 
 class _File:
     """One file's content, and the way from what is wrong in it to its line."""
 
-    def __init__(self, path: Path, content: dict[str, Any], lines: Lines) -> None:
-        self._path, self._content, self._lines = path, content, lines
+    def __init__(
+        self, path: Path, content: dict[str, Any], lines: Lines, notice: Callable[[str], None]
+    ) -> None:
+        self._path, self._content, self._lines, self._notice = path, content, lines, notice
+        self._named: set[Path] = set()  # task files
 
     @contextmanager
     def _at(self, table: str = "", index: int = 0) -> Iterator[None]:
@@ -153,6 +159,9 @@ class _File:
             raise SlipError("", f"this grid has {cells:,} cells, and a study at most {grid.MOST:,}")
         timed = grid.timed_of(settings)
         for spec in grid.expand(settings):
+            if (file := spec.task_file) is not None and file not in self._named:
+                self._named.add(file)
+                self._notice(f"importing {file.absolute()}, a task file of {self._path}")
             _check_names(spec)
             for repeat in range(repeats):
                 yield Cell(spec, repeat, timed)

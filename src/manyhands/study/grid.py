@@ -94,7 +94,7 @@ def expand(settings: Choices) -> list[RunSpec]:
     chosen = {key: values for key, values in settings.items() if key not in ("repeats", "timed")}
     if "task" not in chosen:
         raise SlipError("", "a grid needs a task")
-    strategies = [name for name in chosen.get("strategy", []) if name in STRATEGIES]
+    strategies = [name for name in chosen.get("strategy", []) if isinstance(name, str) and name in STRATEGIES]
     specs = []
     for combination in itertools.product(*chosen.values()):
         fields = _fields(dict(zip(chosen, combination, strict=True)))
@@ -182,7 +182,7 @@ def _fields(flat: dict[str, Any]) -> dict[str, Any]:
 def _keep_own_options(fields: dict[str, Any], strategies: list[str]) -> None:
     """In a grid of several strategies an option is for those that have it: `every` is not allreduce's."""
     strategy, given = fields.get("strategy"), fields.get("strategy_options")
-    if strategy not in STRATEGIES or not given:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES or not given:
         return
     others = {name for other in strategies if other != strategy for name in options.known(other)}
     foreign = others - set(options.known(strategy))

@@ -90,7 +90,7 @@ class LineByLine:
 
     def say(self, text: str) -> None:
         """One line, or several."""
-        print(text, file=sys.stderr, flush=True)
+        print(words.printed(text), file=sys.stderr, flush=True)
 
     def tick(self) -> None:
         """Nothing."""
@@ -144,7 +144,7 @@ class LiveTable:
 
     def say(self, text: str) -> None:
         """A line above the table."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(words.printed(text), markup=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Draw it anew if that was a while ago."""
@@ -175,7 +175,8 @@ class LiveTable:
         if live is None:
             return
         self._drawn = time.monotonic()
-        live.update(Group(*(Text(line, no_wrap=True) for line in self.lines())), refresh=True)
+        lines = [Text(words.line(line), no_wrap=True) for line in self.lines()]
+        live.update(Group(*lines), refresh=True)
 
     def lines(self) -> list[str]:
         """As many rows as fit, the last ones, between their header and what is running."""

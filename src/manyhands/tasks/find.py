@@ -17,6 +17,7 @@ from typing import Any
 
 from manyhands import axes
 from manyhands.errors import ManyhandsError, UsageError, choices, shown
+from manyhands.spec import file_of
 from manyhands.tasks import TASKS
 from manyhands.tasks.base import Task
 
@@ -27,7 +28,7 @@ def builder(name: str) -> Callable[..., Task]:
         found: Callable[..., Task] = axes.member("task", TASKS, name)
         return found
     path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
-    module = _import(Path(path).expanduser(), _changed(name))
+    module = _import(file_of(name) or Path(path), _changed(name))
     offered = [key for key, value in vars(module).items() if _offers(module, key, value)]
     if not attribute:
         raise UsageError(f"{name} is a file: say which task in it, as {name}:NAME ({choices('', offered)})")
@@ -81,8 +82,8 @@ def no_exit(who: str, error: type[ManyhandsError] = ManyhandsError) -> Iterator[
 
 def _changed(name: str) -> int:
     """When a task's file was last written: an edited one is imported again (0 where there is no file)."""
-    path = Path(name.rpartition(":")[0] if ".py:" in name else name).expanduser()
-    return path.stat().st_mtime_ns if path.is_file() else 0
+    path = file_of(name)
+    return path.stat().st_mtime_ns if path is not None and path.is_file() else 0
 
 
 @lru_cache(maxsize=1)

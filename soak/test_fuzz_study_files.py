@@ -1,0 +1,21 @@
+"""Thousands of damaged study files: each is previewed, or refused in a sentence."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import drills
+import fuzzing
+
+READ = 2_000
+
+
+def test_study_files(monkeypatch: pytest.MonkeyPatch, count: int | None, drawn: random.Random) -> None:
+    """No crash, no hang, no error that nobody foresaw."""
+    drills.quick(monkeypatch)
+    number = count or READ
+    found = fuzzing.all_of(drills.studies(drawn.random()), number, limit=60)
+    print(f"\nread: {number:,} damaged study files, {len(found)} findings")
+    assert not found, fuzzing.told(found)
