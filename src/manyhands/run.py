@@ -277,7 +277,8 @@ def _with_restarts(
     notice: Callable[[str], None],
 ) -> RunRecord:
     """Launch the gang, and again from the last checkpoint as often as the user allows."""
-    from manyhands.worker import how_to_go_on, work
+    from manyhands.resume import how_to_go_on
+    from manyhands.worker import work
 
     def hear(message: tuple[str, Any]) -> None:
         event, what = message
