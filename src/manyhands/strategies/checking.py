@@ -77,8 +77,9 @@ class Checking:
         found: dict[str, Tensor] = {}
         held: dict[str, set[str]] = defaultdict(set)  # the model's tensors, by whose they are
         remembered: dict[tuple[str, str], set[str]] = defaultdict(set)  # kinds, by whose and of which
-        # the model's own first: they tell best what is wrong
-        for name in sorted(tensors, key=lambda name: (not name.startswith("model/"), name)):
+        order = {f"model/{name}": number for number, name in enumerate(self._wanted)}
+        # the model's own first, as it has them: they tell best what is wrong
+        for name in sorted(tensors, key=lambda name: (order.get(self._named(name), len(order)), name)):
             tensor = tensors[name]
             if name.startswith("random/"):
                 found[name] = tensor
