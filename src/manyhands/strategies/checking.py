@@ -88,11 +88,12 @@ class Checking:
                 own = self._named(parts["tensor"] or parts["parameter"])
                 if what is None:
                     held[holder].add(own)
-                    found[f"{holder}model/{self._own(name, own)}"] = self._fit(name, tensor, own)
+                    fitting = self._fit(name, tensor, own)
+                    found[f"{holder}model/{self._wanted[own].name}"] = fitting
                 else:
                     remembered[holder, own].add(what)
-                    key = f"{holder}optimizer/{what}/{self._own(name, own)}"
-                    found[key] = self._memory(name, tensor, own, what)
+                    fitting = self._memory(name, tensor, own, what)
+                    found[f"{holder}optimizer/{what}/{self._wanted[own].name}"] = fitting
             elif parts := _NOTE.fullmatch(name):
                 found |= self._note(name, tensor, parts["what"], parts["tensor"])
             else:
@@ -110,13 +111,10 @@ class Checking:
             raise MismatchError(f"the checkpoint holds {_short(name)}, which no run writes")
         return holder
 
-    def _own(self, name: str, tensor: str) -> str:
-        if tensor not in self._wanted:
-            raise _another(f"{_short(name)} is in only one of them")
-        return self._wanted[tensor].name
-
     def _fit(self, name: str, tensor: Tensor, own: str, *, finite: bool = False) -> Tensor:
         """A tensor in the shape and type of one of the model's, of finite numbers if it is not a mask."""
+        if own not in self._wanted:
+            raise _another(f"{_short(name)} is in only one of them")
         wanted = self._wanted[own]
         if tensor.shape != wanted.shape:
             raise _another(f"{_short(name)} is {tuple(tensor.shape)} instead of {tuple(wanted.shape)}")
@@ -142,7 +140,8 @@ class Checking:
         """What local SGD keeps beside the model: a tensor of the model's, or a few numbers."""
         if of is not None:
             own = self._named(of)
-            return {f"average/{what}/{self._own(name, own)}": self._fit(name, tensor, own)}
+            fitting = self._fit(name, tensor, own)
+            return {f"average/{what}/{self._wanted[own].name}": fitting}
         right = tensor.dtype in (torch.int64, torch.float64) and tensor.dim() == (what in _OF_RANKS)
         if not right or (what != "losses" and not bool((tensor >= 0).all() and _is_finite(tensor))):
             raise MismatchError(f"the checkpoint's {_short(name)} is not what local SGD notes")
