@@ -390,3 +390,44 @@ def test_a_folder_of_checkpoints_may_go_while_it_trains(harmed: Run) -> None:
 
     resume_folder(harmed.folder, {}, observers=[Vandal()])
     assert harmed.is_whole()
+
+
+COMPILED = """
+import torch
+import manyhands as mh
+
+def task() -> mh.Task:
+    data = mh.ArrayData(torch.eye(8), torch.arange(8) % 2)
+    return mh.Task(name="compiled", model=model, train=data, test=data, target=1.0,
+                   loss=torch.nn.functional.cross_entropy)
+
+def model():
+    return torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 2)), backend="eager")
+"""
+
+
+def test_a_compiled_model_is_saved_under_plain_names(here: Path) -> None:
+    """And what was saved with `_orig_mod.` in every name still goes on."""
+    (here / "compiled.py").write_text(COMPILED)
+    settings = {"threads": 1, "checkpoint_every": 0, "quiet": True, "batch": 4, "epochs": 2}
+    mh.train("compiled.py:task", out=here / "whole", **settings, recipe_options={"momentum": 0.5})
+    assert load_file("whole/model.safetensors").keys() == {"0.weight", "0.bias"}
+    for prefix in ("", "_orig_mod."):
+        shutil.rmtree("run", ignore_errors=True)
+        shutil.copytree("whole", "run")
+        (here / "run/result.json").unlink()
+        run = Run(here / "run", here / "whole")
+        before, last, final = Checkpoints(run.folder / "checkpoints", "").paths()
+        final.unlink()
+        assert {"model/0.weight", "optimizer/momentum_buffer/0.bias"} <= load_file(last).keys()
+        run.forge(lambda tensors, state, prefix=prefix: renamed(tensors, prefix), last)
+        before.unlink()
+        assert run.resume() == []
+        assert run.is_whole()
+
+
+def renamed(tensors: Tensors, prefix: str) -> None:
+    for name in list(tensors):
+        kind, _, rest = name.rpartition("/")
+        if kind != "random":
+            tensors[f"{kind}/{prefix}{rest}"] = tensors.pop(name)
