@@ -38,6 +38,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "sharded": {"strategy": "sharded", "transport": "torch", "workers": 2},
     "server": {"strategy": "server", "transport": "shm", "workers": 1},
 }
+HOGWILD = {"strategy": "hogwild", "transport": "shm", "workers": 2}  # no two runs of it are alike
 
 
 class Begun(NamedTuple):
@@ -63,18 +64,20 @@ class Begun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def begin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Begun]:
+    rows = STRATEGIES | {"hogwild": HOGWILD}
+
     @cache
     def make(name: str) -> Begun:
         folder = tmp_path_factory.mktemp(name) / "run"
         RunFolder(folder).create()
-        spec = resolve(RunSpec.of(**SETTINGS, **STRATEGIES[name], seconds=1e-6))
+        spec = resolve(RunSpec.of(**SETTINGS, **rows[name], seconds=1e-6))
         job = Job(spec, folder, resume=True)
         if name == "allreduce":  # a step a sitting, of one spec
             RunFolder(folder).write_spec(spec)
             for _ in range(4):
                 together(job, [folder] * 2)
         else:
-            shorter = resolve(RunSpec.of(**SETTINGS, **STRATEGIES[name], samples=2 * EPOCH))
+            shorter = resolve(RunSpec.of(**SETTINGS, **rows[name], samples=2 * EPOCH))
             RunFolder(folder).write_spec(shorter)
             together(Job(shorter, folder), [folder] * 2)
             job = replace(job, accept=frozenset({shorter.id}))
@@ -112,6 +115,16 @@ def test_a_rank_with_an_older_checkpoint_goes_on_from_rank_0s(
     found = together(begun.job, begun.apart(tmp_path, lambda step: step == 2))
     same(found, begun.expected)
     assert [each.steps for each in found] == [5, 5]
+
+
+def test_hogwild_workers_go_on_from_rank_0s(tmp_path: Path, begin: Callable[[str], Begun]) -> None:
+    """One that found nothing did not come to where the others wait for it."""
+    begun = begin("hogwild")
+    found = together(begun.job, begun.apart(tmp_path, lambda step: False))
+    assert found[0].steps >= 8
+    assert found[0].resumed == 1
+    for name, tensor in found[0].model.items():
+        assert torch.equal(found[1].model[name], tensor), name
 
 
 def test_where_rank_0_has_none_all_begin_at_zero(tmp_path: Path, begin: Callable[[str], Begun]) -> None:
