@@ -122,13 +122,14 @@ def test_loading_executes_nothing(three: Checkpoints, here: Path) -> None:
 
 
 def test_when_none_can_be_used_it_says_what_to_do(three: Checkpoints) -> None:
+    """With the newest one's reason: notices may have been switched off."""
     for path in three.paths():
         path.write_bytes(b"")
     with pytest.raises(CheckpointError) as caught:
         three.latest(lambda _: None)
     assert str(caught.value) == (
-        f"none of the 3 checkpoints in {three.folder} can be used; "
-        "remove them to start this run from the beginning"
+        f"{three.paths()[-1]} is damaged (error while deserializing: header too small); none of the 3 "
+        f"checkpoints in {three.folder} can be used: remove them to start this run from the beginning"
     )
 
 

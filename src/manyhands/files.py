@@ -87,7 +87,8 @@ def usable(path: Path) -> Path:
 def remove_partial(folder: Path) -> None:
     """Remove what a process that was killed in the middle of writing left behind."""
     for leftover in folder.glob(".*.partial"):
-        leftover.unlink(missing_ok=True)
+        if leftover.is_symlink() or not leftover.is_dir():  # a folder is nobody's half-written file
+            leftover.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError) -> StorageError:

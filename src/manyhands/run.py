@@ -307,7 +307,8 @@ def _with_restarts(
     followers: Followers,
 ) -> RunRecord:
     """Launch the gang, and again from the last checkpoint as often as the user allows."""
-    from manyhands.worker import how_to_go_on, work
+    from manyhands.resume import how_to_go_on
+    from manyhands.worker import work
 
     care = Care(followers.hear, followers.notice, folder.path / "logs", spec.timeout, *_losses(spec))
     for attempt in itertools.count():

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
 
 from manyhands import blame
 from manyhands.clock import Clock
@@ -20,21 +22,25 @@ from manyhands.strategies.base import Votes, Worker
 from manyhands.transports.base import Transport
 
 Ending = Literal["finished", "target", "interrupted"]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 @dataclass
 class Position:
-    """How far a run has come; saved with every checkpoint."""
+    """How far a run has come; saved with every checkpoint, and read back against these bounds."""
 
-    step: int = 0
-    samples: int = 0
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    step: Count = 0
+    samples: Count = 0
     loss: float = math.nan
     metric: float | None = None
     best_metric: float | None = None
-    target_samples: int | None = None
-    target_seconds: float | None = None
-    target_steps: int | None = None
-    resumed: int = 0
+    target_samples: Count | None = None
+    target_seconds: Seconds | None = None
+    target_steps: Count | None = None
+    resumed: Count = 0
     curve: list[dict[str, Any]] = field(default_factory=list)  # an Evaluation each
 
 

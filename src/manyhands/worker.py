@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-from torch import Tensor
 
-from manyhands import environment
-from manyhands.checkpoint import Checkpoint, Checkpoints, random_state, restore_random_state, separate
+from manyhands import device, environment
+from manyhands.checkpoint import Checkpoints, random_state, separate
+from manyhands.checkpoint_state import read
 from manyhands.clock import Span, training_phases
-from manyhands.data.order import key
-from manyhands.device import choose
 from manyhands.errors import DivergedError, InterruptedRunError, StorageError
 from manyhands.files import write_atomically
 from manyhands.folder import Journal, RunFolder
@@ -38,10 +36,12 @@ from manyhands.record import (
     Status,
     StepRecord,
 )
+from manyhands.resume import all_loaded, choose, how_to_go_on, random_name, restore_generators
 from manyhands.spec import RunSpec
-from manyhands.station import Station, own_state, seed, threads_of
+from manyhands.station import Station, own_state, threads_of
 from manyhands.stopping import Stop
 from manyhands.strategies import STRATEGIES
+from manyhands.strategies.checking import plainly_named
 from manyhands.tasks import find
 from manyhands.trainer import Position, Trainer
 
@@ -61,7 +61,7 @@ class Job:
 def work(place: Place, job: Job) -> RunRecord | None:
     """Be one worker of a run, from building the model to the record, which is rank 0's to return."""
     threads = threads_of(job.spec, place)
-    hardware = choose(job.spec.device, place.local_rank)
+    hardware = device.choose(job.spec.device, place.local_rank)
     with own_state(threads, hardware), Stop() as stop, find.no_exit(job.spec.task):
         return Session(place, job, threads, stop).run()
 
@@ -208,7 +208,9 @@ class Session:
         if self.place.joining:  # the others know where they are
             self.clock.start()
             return self.station.position
-        saved = self.checkpoints.latest(self._say, job.accept) if job.resume else None
+        saved = None
+        if job.resume:
+            saved = choose(self.station, self.folder, self.checkpoints, job.accept, self._say)
         if saved is None:
             if job.resume:
                 self._say(f"{job.folder} has no checkpoint yet: starting from the beginning")
@@ -216,25 +218,19 @@ class Session:
                 self.folder.keep_steps(0)
             self.clock.start()
             return self.station.position
-        here = Position(**saved.state["position"])
+        numbers = read(saved.state)
+        here = numbers.position
         here.resumed += 1
         self.station.position = here
-        self.station.worker.load_state(self._usable(saved))
-        self._restore_random_state(saved, here.step)
+        self.station.worker.load_state(saved.tensors)
+        restore_generators(saved, numbers, self.station)
+        all_loaded(self.place, here.step)  # a resume that fails leaves the folder as it was
         if self.leads:
             self.folder.keep_steps(here.step)
-        self.clock.start(saved.state["clock"] if self.leads or not self.station.free else None)
+        self.clock.start(numbers.clock if self.leads or not self.station.free else None)
         if job.accept and (self.leads or not self.station.free):
             self._save(here)  # from here on it is the changed spec's
         return here
-
-    def _usable(self, saved: Checkpoint) -> dict[str, Tensor]:
-        """A checkpoint's tensors, less those of an optimiser that is no longer used."""
-        before, now = saved.state["optimizer"], self.recipe.optimizer
-        if before == now:
-            return saved.tensors
-        self._say(f"the optimiser was {before} and is {now}: it begins without memory")
-        return {name: tensor for name, tensor in saved.tensors.items() if not name.startswith("optimizer/")}
 
     def _save(self, here: Position) -> None:
         self.journal.flush()
@@ -247,7 +243,7 @@ class Session:
         if not self.leads:
             return
         tensors = {
-            _random_name(name, rank): tensor
+            random_name(name, rank): tensor
             for rank, (held, _) in enumerate(randoms)
             for name, tensor in held.items()
         }
@@ -257,25 +253,10 @@ class Session:
             "random": [numbers for _, numbers in randoms],
             "optimizer": self.recipe.optimizer,
         }
-        self.checkpoints.save(here.step, {**state, **tensors}, numbers)
-
-    def _restore_random_state(self, saved: Checkpoint, step: int) -> None:
-        """This rank's own where the checkpoint has it; a rank it does not know begins anew."""
-        rank, numbers = self.place.rank, saved.state["random"]
-        numbers = [numbers] if isinstance(numbers, dict) else numbers  # 0.1.0 had one worker
-        if rank >= len(numbers):
-            seed(key(self.spec.seed, rank, step), self.station.hardware)
-            return
-        mark = _random_name("random/", rank)
-        own = {
-            name.replace(mark, "random/", 1): tensor
-            for name, tensor in saved.tensors.items()
-            if name.startswith(mark)
-        }
-        restore_random_state(own, numbers[rank], self.station.hardware)
+        self.checkpoints.save(here.step, {**plainly_named(state), **tensors}, numbers)
 
     def _write_model(self) -> None:
-        tensors = separate(self.station.worker.model.state_dict())
+        tensors = separate(plainly_named(self.station.worker.model.state_dict()))
         # one entry, because safetensors writes several in any order: the same run is the same file
         metadata = {"manyhands": json.dumps({"task": self.task.name, "run": self.spec.id})}
         write_atomically(self.folder.model, safetensors.torch.save(tensors, metadata))
@@ -378,15 +359,3 @@ class Session:
         for observer in self.observers:
             observer.ended(record)
         return record
-
-
-def how_to_go_on(folder: RunFolder) -> str:
-    """What a user can do after a run ended before its end."""
-    steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(folder.checkpoints, "").paths()]
-    last = f"the last checkpoint is of step {steps[-1]:,}" if steps else "there is no checkpoint yet"
-    return f"{last}; continue with: manyhands train --resume {folder.path}"
-
-
-def _random_name(name: str, rank: int) -> str:
-    """Rank 0's keep their names, so that any strategy's checkpoint is like one worker's."""
-    return name if rank == 0 else name.replace("random/", f"random/{rank}/", 1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyhands.data.base import Batch, Request
 from manyhands.data.order import Share
@@ -115,6 +118,40 @@ def share(batch: Batch, rank: int, workers: int, accumulate: int = 1) -> list[Ba
     return parts_of(batch, Share(rank, workers, accumulate))
 
 
+class Made(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made, with memory of its own, while it is entered."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        for made in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
+                self.largest = max(self.largest, made.nbytes)
+        return out
+
+
+class OnlyModel(dict[str, Tensor]):
+    """Of a worker that is not the first: what it has of a state without asking anybody."""
+
+
+def held(worker: Any, rank: int, *, shards: bool = False) -> State:
+    """The state, which rank 0 must have; where another has none, its model's tensors."""
+    state = copied(worker.state())
+    assert state or rank, "rank 0 has no state"
+    with worker.whole() if shards else nullcontext():  # all of them enter
+        tensors = copied(worker.model.state_dict())
+    return state or OnlyModel({f"model/{name}": tensor for name, tensor in tensors.items()})
+
+
+def _of_it(actual: State, expected: State) -> State:
+    """What can be expected of it."""
+    if not isinstance(actual, OnlyModel):
+        return expected
+    return {name: tensor for name, tensor in expected.items() if name.startswith("model/")}
+
+
 def copied(state: Mapping[str, Tensor]) -> State:
     """As it is now, whatever happens to the worker."""
     return {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -122,6 +159,7 @@ def copied(state: Mapping[str, Tensor]) -> State:
 
 def close(actual: State, expected: State, tolerance: float = 1e-11, skip: Sequence[str] = ()) -> None:
     """But for names that end so, and for what local SGD notes beside its state."""
+    expected = _of_it(actual, expected)
     assert {name for name in actual if not name.startswith("average/")} == expected.keys()
     for name, tensor in expected.items():
         if not name.endswith(tuple(skip) or ("\0",)):
@@ -133,6 +171,7 @@ def close(actual: State, expected: State, tolerance: float = 1e-11, skip: Sequen
 
 def equal(actual: State, expected: State) -> None:
     """To the last bit."""
+    expected = _of_it(actual, expected)
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(actual[name], tensor), name

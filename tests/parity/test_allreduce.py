@@ -19,6 +19,7 @@ from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.strategies.allreduce import AllReduce
 from manyhands.strategies.base import Compute, Outcome, Setup, Votes
+from manyhands.strategies.sharded import Sharded
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
@@ -26,6 +27,7 @@ from manyhands.transports.threads import Group
 from parity.alike import (
     CLASSES,
     FEATURES,
+    Made,
     Mixed,
     Sometimes,
     Sparse,
@@ -33,8 +35,8 @@ from parity.alike import (
     Strided,
     batches,
     close,
-    copied,
     equal,
+    held,
     make,
     normed,
     plain,
@@ -75,7 +77,7 @@ def drive(
     for number, batch in enumerate(data):
         mine = share(batch, transport.rank, transport.size, accumulate)
         losses.append(worker.step(iter(mine), batch.size, lr=0.1 / (1 + number)).loss)
-    return copied(worker.state()), losses, worker.model
+    return held(worker, transport.rank, shards=isinstance(worker, Sharded)), losses, worker.model
 
 
 def setup(model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, sync: bool = False) -> Setup:
@@ -260,7 +262,7 @@ def test_a_state_goes_on_with_any_number_of_workers(first: int, second: int, rec
         for number in (2, 3):
             mine = share(data[number], transport.rank, second, 1)
             worker.step(iter(mine), data[number].size, lr=0.1 / (1 + number))
-        return copied(worker.state())
+        return held(worker, transport.rank)
 
     for found in group.run(work):
         close(found, expected, 1e-9)
@@ -281,12 +283,31 @@ def test_the_same_workers_go_on_bit_for_bit() -> None:
             for number in (1, 2):
                 mine = share(data[number], transport.rank, 3, 1)
                 worker.step(iter(mine), data[number].size, lr=0.1 / (1 + number))
-            return copied(worker.state())
+            return held(worker, transport.rank)
 
         return group.run(work)
 
     for found in rest():
         equal(found, whole[0][0])
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, TWO_HOSTS], ids=str)
+def test_only_rank_0_makes_tensors_for_a_state(hosts: tuple[str, ...]) -> None:
+    """All of them copied the whole optimiser's state at each checkpoint."""
+    group = Group(len(hosts), timeout=20, hosts=hosts)
+    setups = [setup(plain, ADAMW, group.transport(rank)) for rank in range(len(hosts))]
+    [data] = batches((9,))
+
+    def work(transport: Transport) -> tuple[int, int]:
+        worker = AllReduce(setups[transport.rank])
+        worker.step(iter(share(data, transport.rank, len(hosts), 1)), 9, 0.1)
+        with Made() as made:
+            state = worker.state()
+        return len(state), made.largest
+
+    first, *others = group.run(work)
+    assert first == (4 + 3 * 4, 37 * FEATURES * 8)
+    assert others == [(0, 0)] * (len(hosts) - 1)
 
 
 def test_what_any_worker_votes_for_happens_at_all() -> None:

@@ -19,9 +19,23 @@ from manyhands.strategies.sharded import Sharded
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
 from manyhands.transports.solo import Solo
+from manyhands.transports.spread import spread
 from manyhands.transports.torch_ import Torch
 from manyhands.transports.wrap import Counting
-from parity.alike import CLASSES, FEATURES, Sparse, State, batches, close, copied, normed, plain, share
+from parity.alike import (
+    CLASSES,
+    FEATURES,
+    Made,
+    Sparse,
+    State,
+    batches,
+    close,
+    copied,
+    held,
+    normed,
+    plain,
+    share,
+)
 from parity.test_allreduce import MODELS, MOMENTUM, RECIPES, alone, drive, setup
 from transports.gangs import processes
 
@@ -115,7 +129,7 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
     worker = Sharded(setup(normed, MOMENTUM, transport))
     [first, second, few] = batches((9, 12, 4))
     worker.step(iter(share(first, transport.rank, 3, 1)), 9, 0.1)
-    before = copied(worker.state())
+    before = held(worker, transport.rank, shards=True)
     outputs = torch.empty(0)
     with worker.whole(), torch.inference_mode():
         inside = [type(tensor) for tensor in worker.model.state_dict().values()]
@@ -123,9 +137,10 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
         for _ in range(2 * transport.rank + 1):
             outputs = worker.model(few.inputs).clone()
         worker.model.train()
-    unchanged = all(torch.equal(before[name], tensor) for name, tensor in worker.state().items())
+    again = held(worker, transport.rank, shards=True)
+    unchanged = before.keys() == again.keys() and all(torch.equal(before[n], t) for n, t in again.items())
     worker.step(iter(share(second, transport.rank, 3, 1)), 12, 0.1)
-    held = sum(parameter.to_local().numel() for parameter in worker.model.parameters())
+    rows = sum(parameter.to_local().numel() for parameter in worker.model.parameters())
     worker.settle()
     kept = dict(worker.model.state_dict())
     return {
@@ -133,9 +148,9 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
         "types": {*inside, *(type(tensor) for tensor in kept.values())},
         "unchanged": unchanged,
         "before": before,
-        "held": held,
+        "held": rows,
         "kept": copied(kept),
-        "state": copied(worker.state()),
+        "state": held(worker, transport.rank, shards=True),
     }
 
 
@@ -148,7 +163,23 @@ def went_along(transport: Transport) -> dict[str, Any]:
     before = torch.get_rng_state()
     worker.step(iter(share(data, transport.rank, 3, 1)), 1, 0.1)
     drawn = not torch.equal(before, torch.get_rng_state())
-    return {"drawn": drawn, "training": worker.model.training, "state": copied(worker.state())}
+    return {
+        "drawn": drawn,
+        "training": worker.model.training,
+        "state": held(worker, transport.rank, shards=True),
+    }
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 300), nn.Tanh(), nn.Linear(300, CLASSES))
+
+
+def largest_made(transport: Transport) -> tuple[int, int]:
+    """How many tensors a state has here, and the numbers of the largest tensor that was made for it."""
+    worker = Sharded(setup(wide, MOMENTUM, transport))
+    with Made() as made:
+        state = worker.state()
+    return len(state), made.largest
 
 
 def two(transport: Transport) -> dict[str, Any]:
@@ -160,14 +191,14 @@ def two(transport: Transport) -> dict[str, Any]:
     for parameter in made.model.parameters():
         nn.init.normal_(parameter)
     worker = Sharded(made)
-    start = copied(worker.state())
+    start = held(worker, rank, shards=True)
     for batch in data[:2]:
         outcome = worker.step(iter(share(batch, rank, 2, 1)), batch.size, 0.1, lambda: Votes(stop=rank == 1))
-    half = copied(worker.state())
+    half = held(worker, rank, shards=True)
     traffic = {name: each.calls for name, each in counting.traffic.items()}
     # the same from a saved state
     other = Sharded(setup(plain, MOMENTUM, transport))
-    other.load_state(half)
+    other.load_state(spread(transport, half if rank == 0 else None)[0])
     for each in (worker, other):
         for batch in data[2:]:
             each.step(iter(share(batch, rank, 2, 2)), batch.size, 0.1)
@@ -179,12 +210,13 @@ def two(transport: Transport) -> dict[str, Any]:
     return {
         "start": start,
         "half": half,
-        "end": copied(worker.state()),
-        "resumed": copied(other.state()),
+        "end": held(worker, rank, shards=True),
+        "resumed": held(other, rank, shards=True),
         "votes": outcome.votes,
         "traffic": traffic,
         "choices": made.choices["sharded"],
         "refused": refused,
+        "made": largest_made(transport),
         "normed": drive(Sharded(setup(normed, MOMENTUM, transport)), transport, batches((9, 12, 10)), 1)[:2],
         "from single": sharded(plain, RECIPES["adamw"], transport, 1, FROM_SINGLE),
         "one step": drive(
@@ -252,6 +284,7 @@ def test_a_saved_state_goes_on_bit_for_bit(of_two: list[dict[str, Any]]) -> None
         for name, tensor in found["end"].items():
             assert torch.equal(found["resumed"][name], tensor), name
             assert torch.equal(of_two[0]["end"][name], tensor), name
+    assert any(name.startswith("optimizer/") for name in of_two[0]["end"])
 
 
 def test_any_strategy_goes_on_from_its_state_and_it_from_theirs(of_two: list[dict[str, Any]]) -> None:
@@ -289,6 +322,13 @@ def test_its_messages_are_counted(of_two: list[dict[str, Any]]) -> None:
     for found in of_two:
         assert found["traffic"]["reduce_scatter"] == 2 * 2  # layers and steps
         assert found["traffic"]["all_gather"] > 0
+
+
+def test_only_rank_0_makes_whole_tensors_for_a_state(of_two: list[dict[str, Any]]) -> None:
+    (tensors, whole), (none, largest) = (found["made"] for found in of_two)
+    assert (tensors, whole) == (8, 300 * FEATURES * 8)
+    assert none == 0
+    assert largest <= 150 * FEATURES * 8, "a message of one's own rows, in bytes, and no more"
 
 
 def test_sparse_gradients_are_refused(of_two: list[dict[str, Any]]) -> None:

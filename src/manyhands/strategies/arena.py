@@ -105,6 +105,7 @@ class Arena:
         own: Collection[str] | None = None,
     ) -> None:
         self._host, self._across = transport.on_host, transport.across
+        self._leads = transport.rank == 0
         self._rows, self._row = self._host.size // stages, self._host.rank // stages
         self.named = named
         mine = [own is None or name in own for name in named]
@@ -170,8 +171,9 @@ class Arena:
         return nullcontext()
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """The model, and everybody's slices of what the optimiser remembers."""
-        return state.pack(model, optimizer, self.together)
+        """The model, and everybody's slices of what the optimiser remembers: at rank 0, which alone asks."""
+        packed = state.pack(model, optimizer, self.together)
+        return packed if self._leads else {}
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
         """The model, and this worker's slices."""
@@ -190,14 +192,17 @@ class Arena:
         return found
 
     def together(self, pieces: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Everybody's slices of some tensors put together; between steps a row is free to meet in."""
+        """Everybody's slices of one kind, put together at rank 0; between steps a row is free to meet in.
+
+        The others copy nothing: a kind is as large as the model.
+        """
         for name, piece in pieces.items():
             lane, spot = self._spots[name]
             low, high = self._within(lane, spot)
             lane.rows[0][low:high].copy_(piece)
         self.publish()
         found = {}
-        for name in pieces:
+        for name in pieces if self._leads else ():
             lane, spot = self._spots[name]
             found[name] = laid(lane.rows[0], spot).clone()
         self.publish()

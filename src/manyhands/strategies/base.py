@@ -164,7 +164,10 @@ class Worker(Protocol):
         """The run is over: `model` is now what all have learned together; all of them do this."""
 
     def state(self) -> dict[str, Tensor]:
-        """Whole tensors by name, independent of the strategy and the number of workers; all of them ask."""
+        """Whole tensors by name, independent of the strategy and the number of workers.
+
+        All of them ask, and rank 0 gets it: what the others return is whatever costs them nothing.
+        """
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state; all of them do, with the same."""

@@ -34,6 +34,7 @@ from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.aliases import refuse_use
 from manyhands.strategies.base import Outcome, Setup, Votes, Worker
+from manyhands.strategies.gather import at_first
 from manyhands.strategies.notes import Notes
 from manyhands.strategies.passing import pass_through
 from manyhands.strategies.same import check_same_model, spread_buffers, trained
@@ -136,9 +137,14 @@ class Sharded:
             self.model = self._plain
 
     def state(self) -> dict[str, Tensor]:
-        """Whole tensors, put together from all workers' shards."""
-        with self.whole():
-            return state.pack(self._plain, self._optimizer, self._shards.whole)
+        """Whole tensors, put together at rank 0 from all workers' shards; the others only send theirs."""
+        settled = self.model is self._plain
+        if not settled:
+            self._shards.fill(first=True)
+        packed = state.pack(self._plain, self._optimizer, self._shards.gathered)
+        if not settled:
+            self._shards.empty()
+        return packed if self._transport.rank == 0 else {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Every worker takes its rows of them."""
@@ -252,9 +258,10 @@ class Shards:
         parts = (whole,) if name in self._shared else whole.chunk(size)
         return parts[rank] if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]))
 
-    def whole(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from everybody's rows of them."""
-        return {name: self._whole(name, part) for name, part in parts.items()}
+    def gathered(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors at rank 0, from everybody's rows of them; the others have nothing of it."""
+        found = {name: self._gather(name, part) for name, part in parts.items()}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def spread(self) -> None:
         """What rank 0 has updated, to all."""
@@ -262,10 +269,12 @@ class Shards:
             if self._plain[name].requires_grad:
                 self._transport.broadcast(tensor)
 
-    def fill(self) -> None:
-        """Make the plain copy whole."""
+    def fill(self, *, first: bool = False) -> None:
+        """Make the plain copy whole, at every worker or at the first alone."""
         for name, parameter in self._plain.items():
-            parameter.data = self._whole(name, self.local[name])
+            whole = (self._gather if first else self._whole)(name, self.local[name])
+            if whole is not None:
+                parameter.data = whole
 
     def empty(self) -> None:
         """Let its tensors go."""
@@ -279,6 +288,9 @@ class Shards:
             self.local[name].copy_(self.part(name, parameter))
             if name in self._shared:
                 self._shared[name].copy_(parameter)
+
+    def _gather(self, name: str, part: Tensor) -> Tensor | None:
+        return at_first(self._transport, part, self._shapes[name], shared=name in self._shared)
 
     def _whole(self, name: str, part: Tensor) -> Tensor:
         rows = self._transport.all_gather(part)

@@ -51,7 +51,7 @@ class Gradients(Protocol):
         """Inside, the model is whole at every worker."""
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """The state in whole tensors."""
+        """The state in whole tensors, at rank 0."""
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
         """Take this worker's part of a state."""

@@ -12,6 +12,7 @@ import torch
 
 from manyhands.errors import DeadlineError, PeerLostError
 from manyhands.transports.base import EXCLUSIVE, Awaited, Transport
+from manyhands.transports.spread import PIECE, spread
 
 TURNS = 200
 LONG = 20.0  # seconds: nobody waits for that long, or it shows
@@ -114,3 +115,21 @@ def divides(transport: Transport) -> None:
             else:
                 assert part.recv(torch.zeros(1, dtype=torch.int64), 0).tolist() == [mine[0]]
     assert transport.messages.all_reduce(torch.tensor([1.0])).item() == size
+
+
+def hands_around(transport: Transport) -> None:
+    """Rank 0's tensors by name, of any type and shape, and of more bytes than travel at once."""
+    made = {
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "none": torch.zeros(0, 3),
+        "turned": torch.arange(6).view(2, 3).t(),
+        "half": torch.arange(7).bfloat16(),
+        "large": torch.arange(2 * PIECE // 4 + 3, dtype=torch.int32),
+        "flags": torch.tensor([True, False, True]),
+    }
+    found, words = spread(transport, made if transport.rank == 0 else None, "so be it: \u00fc")
+    assert words == "so be it: \u00fc"
+    assert found.keys() == made.keys()
+    for name, tensor in made.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name

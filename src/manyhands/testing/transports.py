@@ -18,7 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.errors import DeadlineError, PeerLostError
-from manyhands.testing.meeting import awaits, dies_inside, divides, listens, listens_in_vain, takes_turns
+from manyhands.testing.meeting import (
+    awaits,
+    dies_inside,
+    divides,
+    hands_around,
+    listens,
+    listens_in_vain,
+    takes_turns,
+)
 from manyhands.transports.base import Transport
 
 DTYPES = (
@@ -81,6 +89,10 @@ class TransportSuite:
     def test_broadcast_gives_the_roots_tensor(self) -> None:
         """From every root; any dtype, shape, layout and length."""
         self.each(broadcasts)
+
+    def test_named_tensors_travel_from_rank_0(self) -> None:
+        """What a run goes on from, whoever has read it."""
+        self.each(hands_around)
 
     def test_all_gather_takes_uneven_shapes(self) -> None:
         """By rank, each in its own shape, none sharing memory with the input."""

@@ -1,0 +1,88 @@
+"""The ranks of one run as processes, each told its own folder: hosts that share no files."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyhands.place import Place
+from manyhands.station import own_state
+from manyhands.stopping import Stop
+from manyhands.worker import Job, Session
+from transports.gangs import PipeLine, attend, context, say
+
+
+class Line(PipeLine):
+    """With what a free strategy asks of it, and what the parent would have heard."""
+
+    board = None
+    gone: frozenset[int] = frozenset()
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(pipe)
+        self.notices: list[str] = []
+
+    def tell(self, message: Any) -> None:
+        if message[0] == "notice":
+            self.notices.append(message[1])
+
+
+class Sat(NamedTuple):
+    """What one rank was left with."""
+
+    model: dict[str, Tensor]
+    steps: int
+    resumed: int
+    notices: list[str]
+
+
+def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
+    """Be one rank of a run."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    line = Line(pipe)
+    try:
+        with own_state(1), Stop() as stop:
+            session = Session(Place(rank, hosts, line), job, 1, stop)
+            try:
+                session._run()
+                state = session.station.worker.model.state_dict()
+                model = {name: tensor.detach().clone() for name, tensor in state.items()}
+            finally:
+                session.journal.close()
+                session.station.close()
+        answer = ("result", Sat(model, session.here.step, session.here.resumed, line.notices))
+    except Exception:  # noqa: BLE001 told to the test
+        answer = ("failure", traceback.format_exc())
+    say(pipe, answer)
+
+
+def together(job: Job, folders: Sequence[Path], hosts: Sequence[str] = ()) -> list[Sat]:
+    """Run a job with a rank in each folder; the first failure by rank is raised."""
+    torch.set_num_threads(1)
+    pipes, ranks = [], []
+    for rank, folder in enumerate(folders):
+        ours, theirs = context.Pipe()
+        mine = replace(job, folder=folder)
+        arguments = (theirs, rank, tuple(hosts) or ("here",) * len(folders), mine)
+        ranks.append(context.Process(target=sit, args=arguments))
+        ranks[-1].start()
+        theirs.close()
+        pipes.append(ours)
+    try:
+        return attend(pipes)
+    finally:
+        for process in ranks:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in pipes:
+            pipe.close()
