@@ -191,3 +191,19 @@ def test_under_mpirun(what: str, tmp_path: Path) -> None:
         assert ("was lost" if what == "SIGKILL" else "raised ValueError") in done.stderr
     assert not list(tmp_path.glob("manyhands-*"))
     assert set(Path(tempfile.gettempdir()).glob("manyhands-*")) <= before
+
+
+def test_under_mpirun_that_does_not_say_who_is_on_which_host() -> None:
+    """Then MPI itself carries address and key, and says that all are here: nothing is opened for others."""
+    command = [find_mpirun(), "-n", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    unsaid = ["env", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE", sys.executable, str(SCRIPT), "results", "2"]
+    done = subprocess.run(
+        [*command, *unsaid],
+        env=for_mpirun(dict(os.environ)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    values = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [value["first"] for value in values] == [[["mine", 0, 40], ["mine", 1, 40]]] * 2, done.stderr

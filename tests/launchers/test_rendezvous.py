@@ -283,6 +283,22 @@ def test_between_hosts_workers_meet_at_the_address_that_they_are_told() -> None:
 
 
 @pytest.mark.usefixtures("as_if_far")
+@pytest.mark.parametrize(("hosts", "opened"), [(["far"], {"127.0.0.1"}), ([socket.gethostname()], set())])
+def test_under_mpirun_worker_0_opens_the_way_to_the_others(
+    hosts: list[str], opened: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first version opened every interface."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(rendezvous, "broadcast", lambda tell: tell([socket.gethostname(), *hosts]))
+    before = listening()
+    leader = Leader(Found("mpirun", 0, 2, 0, 0, "job"))
+    try:
+        assert {door.rpartition(":")[0] for door in listening() - before} == opened
+    finally:
+        leader._close()
+
+
+@pytest.mark.usefixtures("as_if_far")
 def test_worker_0_listens_there_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first version took all interfaces where the address was not its own."""
     before = listening()

@@ -66,12 +66,12 @@ def sum_by_mpi(place: Place) -> int:
     return int(MPI.COMM_WORLD.allreduce(place.rank + 1))
 
 
-def look_for_doors(place: Place, leader: int) -> list[str]:
-    """Where this process and its leader listen, with each transport of one host in turn."""
+def look_for_doors(place: Place, leader: int, *more: str) -> list[str]:
+    """Where this process and its leader listen, with each of these transports in turn."""
     from manyhands.transports.connect import connect
 
     found: set[str] = set()
-    for name in ("shm", "torch"):
+    for name in ("shm", "torch", *more):
         transport = connect(name, place, timeout=60)
         transport.barrier()
         found |= listening() | listening(leader)

@@ -104,7 +104,10 @@ class MpiCrew:
         self._mpirun, self._hub, self._logs, self.severs = mpirun, hub, logs, continuous
         self._key = new_key()
         self._hosts = os.environ.get(HOSTS)
-        self._address = hub.listen(self._key, door(self._hosts or ""))
+        place = door(self._hosts or "")
+        self._address = hub.listen(self._key, place)
+        # On one host MPI needs no TCP, and would listen for it on every interface; who asks for it gets it.
+        self._defaults = {"OMPI_MCA_btl": "^tcp"} if place is None else {}
         self._processes: list[_Mpirun] = []
 
     def __enter__(self) -> Self:
@@ -133,7 +136,12 @@ class MpiCrew:
         for variable in (VARIABLE, "PYTHONPATH"):  # by name only: anyone can read a command line
             command += ["-x", variable]
         command += [sys.executable, "-P", "-m", "manyhands.launchers.rank"]
-        environ = {**os.environ, VARIABLE: json.dumps(told), "PYTHONPATH": os.pathsep.join(sys.path)}
+        environ = {
+            **self._defaults,
+            **os.environ,
+            VARIABLE: json.dumps(told),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         self._processes.append(_Mpirun(command, for_mpirun(environ), self._logs, ranks))
 
     def assembled(self) -> None:
