@@ -227,7 +227,9 @@ def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
     squatter = socket.socket(socket.AF_UNIX)
     squatter.bind(f"\0manyhands-stale-{os.getpid()}")
     squatter.listen()
-    path = rendezvous.invite(JOB, f"@manyhands-stale-{os.getpid()}", b"old key")
+    squatter.settimeout(5)
+    path = rendezvous.meeting_file(JOB)
+    rendezvous.leave_note(path, f"@manyhands-stale-{os.getpid()}", b"old key")
     followers: list[Follower] = []
     early = threading.Thread(target=lambda: followers.append(Follower(JOB._replace(rank=1), 20)))
     with squatter:
@@ -254,7 +256,7 @@ def test_a_leader_that_does_not_come(temp: Path) -> None:
 @pytest.fixture
 def as_if_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses of this host's loopback are as good as any: tests talk to nobody else."""
-    monkeypatch.setattr(rendezvous, "is_loopback", lambda host: False)
+    monkeypatch.setattr(rendezvous, "is_loopback", lambda host: False, raising=False)
     monkeypatch.setattr(addresses, "is_loopback", lambda host: False)
     monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
     monkeypatch.delenv("MANYHANDS_PORT", raising=False)

@@ -145,7 +145,9 @@ class MpiCrew:
         self._processes.append(_Mpirun(command, for_mpirun(environ), self._logs, ranks))
 
     def assembled(self) -> None:
-        """That is all."""
+        """Nobody else may come, unless some of them are replaced."""
+        if not self.severs:
+            self._hub.close_door()
 
     def ended(self) -> dict[int, Ending]:
         """What mpirun said about the first that died; that it could not begin is an error of its own."""
