@@ -90,7 +90,15 @@ def test_the_tree_of_the_readme_exists() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, "CONTRIBUTING.md", "docs/design.md", "docs/faults.md", "docs/claims.md", "benchmarks/README.md"],
+    [
+        *PAGES,
+        "CONTRIBUTING.md",
+        "docs/design.md",
+        "docs/faults.md",
+        "docs/claims.md",
+        "docs/security.md",
+        "benchmarks/README.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):

@@ -79,7 +79,7 @@ def test_torchrun_over_two_hosts(hosts: dict[str, str], tmp_path: Path) -> None:
         child = subprocess.Popen(
             [*command, "--out", "run"],
             cwd=tmp_path,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "cable"},
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "cable", "MANYHANDS_KEY": "a secret of both hosts"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -136,32 +136,23 @@ def test_when_the_leader_dies_rank_1_speaks() -> None:
     assert done.err[2] == ""
 
 
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        done = start("results", 2, port, ranks=[0])
-    assert done.codes == [2]
-    assert done.err[0] == (
-        f"UsageError: port {port} on 127.0.0.1 is in use (MASTER_PORT + 1): "
-        "choose another MASTER_PORT, or set MANYHANDS_PORT\n"
-    )
-
-
-def test_workers_that_never_come() -> None:
+def test_workers_that_never_come(tmp_path: Path) -> None:
     port = free_port()
     environ = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MANYHANDS_PORT": str(port)}
     code = "from manyhands.launchers.env import Env; Env(gather=0.3).launch(print, 3)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **environ},
+        env={**os.environ, **environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    note = tmp_path / f"manyhands-{os.getuid()}" / f"manyhands-__127.0.0.1_{port}.json"
     assert done.stderr.splitlines()[-1].endswith(
-        f"workers 1, 2 of 3 did not start within 0.3 s; they were expected at 127.0.0.1:{port}"
+        f"workers 1, 2 of 3 did not start within 0.3 s; they look for {note}"
     )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_number_of_workers_is_the_starters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,3 +191,19 @@ def test_under_mpirun(what: str, tmp_path: Path) -> None:
         assert ("was lost" if what == "SIGKILL" else "raised ValueError") in done.stderr
     assert not list(tmp_path.glob("manyhands-*"))
     assert set(Path(tempfile.gettempdir()).glob("manyhands-*")) <= before
+
+
+def test_under_mpirun_that_does_not_say_who_is_on_which_host() -> None:
+    """Then MPI itself carries address and key, and says that all are here: nothing is opened for others."""
+    command = [find_mpirun(), "-n", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    unsaid = ["env", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE", sys.executable, str(SCRIPT), "results", "2"]
+    done = subprocess.run(
+        [*command, *unsaid],
+        env=for_mpirun(dict(os.environ)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    values = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [value["first"] for value in values] == [[["mine", 0, 40], ["mine", 1, 40]]] * 2, done.stderr

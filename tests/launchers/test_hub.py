@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import resource
 import socket
 import sys
 import threading
@@ -15,8 +17,10 @@ from typing import Any
 import pytest
 
 import manyhands
+from manyhands.errors import ManyhandsError
 from manyhands.launchers import hub as hub_module
-from manyhands.launchers.calls import Answer, perform
+from manyhands.launchers import wire as wire_module
+from manyhands.launchers.calls import Answer, pack, perform
 from manyhands.launchers.hub import Event, Hub
 from manyhands.launchers.link import Call, Link, is_waiting
 from manyhands.launchers.wire import StrangerError, Wire, connect
@@ -112,6 +116,47 @@ def _closed(sock: socket.socket) -> bool:
     except OSError:
         return True
     return True
+
+
+def test_a_hub_without_descriptors_does_not_spin(hub: Hub) -> None:
+    """D15: whoever waits at the door keeps the listener readable, and `poll` returned at once, for ever."""
+    address = hub.listen(KEY)
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for sock in waiting:
+        sock.connect("\0" + address[1:])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), hard))
+    try:
+        looks, until = 0, time.monotonic() + 0.4
+        while time.monotonic() < until:
+            hub.poll(0.1)
+            looks += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert looks < 20
+    connecting = Later(connect, address, KEY)
+    poll_until(hub, connecting.is_done)  # it looks again
+    hub.close_door()
+    for sock in waiting:
+        sock.close()
+
+
+def test_a_crowd_of_strangers_keeps_nobody_out(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D15: there is a limit, and the oldest has had the most time."""
+    monkeypatch.setattr(hub_module, "STRANGERS", 3, raising=False)
+    address = hub.listen(KEY)
+    crowd = []
+    for _ in range(6):
+        crowd.append(socket.socket(socket.AF_UNIX))
+        crowd[-1].connect("\0" + address[1:])
+        hub.poll(0.1)
+    poll_until(hub, lambda seen: _closed(crowd[2]), 3)
+    assert [_closed(sock) for sock in crowd] == [True] * 3 + [False] * 3
+    connecting = Later(connect, address, KEY)
+    poll_until(hub, connecting.is_done)
+    for sock in crowd:
+        sock.close()
 
 
 def test_a_server_that_is_not_ours_is_recognised() -> None:
@@ -361,6 +406,24 @@ def test_waiting_in_the_standard_library_is_its_callers_waiting() -> None:
         time.sleep(0.01)
     assert not is_waiting(frame)
     gate.set()
+
+
+def test_what_is_too_large_for_the_line_is_refused_where_it_is_said(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other end would hang up on it, and nobody would know why."""
+    (link,) = called(hub, 1)
+    monkeypatch.setattr(wire_module, "LARGEST", 1000, raising=False)
+    sentence = r"^a message of 2,0\d\d bytes is too large for the line .*, which takes up to 1,000: return or"
+    for say in (link.tell, lambda value: link.post("name", value), link.exchange):
+        with pytest.raises(ManyhandsError, match=sentence):
+            say(b"x" * 2000)
+    with pytest.raises(ManyhandsError, match=sentence):
+        pack(len, (b"x" * 2000,))
+    failure = perform(pickle.dumps((bytes, (2000,), {})), None).failure
+    assert failure is not None
+    assert failure.kind == "ours"
+    assert re.match(sentence, failure.text)
 
 
 def test_an_error_that_cannot_be_pickled_is_told_all_the_same() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from launchers.workers import speak, sum_by_mpi
 from manyhands.errors import UsageError, WorkerFailedError
 from manyhands.launchers import mpi
 from manyhands.launchers.base import Care
-from manyhands.launchers.mpi import Mpi
+from manyhands.launchers.hub import Hub
+from manyhands.launchers.mpi import Mpi, MpiCrew
 from manyhands.launchers.rank import VARIABLE
 from manyhands.testing.deeds import add_rank
 
@@ -69,3 +72,14 @@ def test_ranks_can_use_mpi_and_its_chatter_is_not_shown(
     Mpi().launch(speak, 2, care=Care(logs=tmp_path))
     assert "rank 1, grüezi" in (tmp_path / "rank-1.log").read_text()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nobody_comes_once_all_are_here(replaced: bool) -> None:
+    """Unless some of them may be replaced."""
+    with Hub() as hub:
+        crew = MpiCrew("mpirun", hub, None, continuous=replaced)
+        crew.assembled()
+        with socket.socket(socket.AF_UNIX) as stranger:
+            error = stranger.connect_ex("\0" + crew._address[1:])
+        assert error == (0 if replaced else errno.ECONNREFUSED)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
+from launchers.doors import listening
+from launchers.test_env import free_port
+from manyhands import addresses
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.launchers import rendezvous
+from manyhands.launchers.env import Env
+from manyhands.launchers.following import Follower
+from manyhands.launchers.leading import Leader
 from manyhands.launchers.rendezvous import Found, detect, nodes
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -58,6 +67,10 @@ SRUN = {
         (SBATCH, None),  # the shell of a batch job, however many tasks it may start
         (SBATCH | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         (SRUN | {"MANYHANDS_PORT": "9"}, Found("slurm", 7, 8, 3, 0, "slurm-77.0", "n1:9")),
+        (
+            SRUN | {"MANYHANDS_PORT": "9", "MASTER_ADDR": "ib1"},
+            Found("slurm", 7, 8, 3, 0, "slurm-77.0", "ib1:9"),
+        ),
         (SRUN | {"SLURM_STEP_NODELIST": "n1"}, Found("slurm", 7, 8, 3, 8, "slurm-77.0", "")),
     ],
 )
@@ -92,32 +105,236 @@ def test_node_lists(text: str, hosts: list[str]) -> None:
     assert nodes(text) == hosts
 
 
-def test_the_key_of_a_job_is_its_own() -> None:
-    one, other = Found("torchrun", 0, 2, 0, 0, "a", "h:1"), Found("torchrun", 1, 2, 0, 0, "b", "h:1")
-    assert rendezvous.key_of(one, {}) != rendezvous.key_of(other, {})
-    assert rendezvous.key_of(one, {}) == rendezvous.key_of(one._replace(rank=1), {})
-    secret = {"MANYHANDS_KEY": "secret"}
-    assert rendezvous.key_of(one, secret) == rendezvous.key_of(other, secret)
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1:1", True),
+        ("localhost:1", True),
+        ("::1:1", True),
+        ("10.0.0.1:1", False),
+        ("node1:1", False),
+    ],
+)
+def test_a_loopback_address_is_no_way_to_other_hosts(address: str, here: bool) -> None:
+    """Whatever is told of the number of workers: two torchruns on one host are as private as one."""
+    assert Found("torchrun", 0, 2, 0, 1, "job", address).meets_here == here
+    assert Found("torchrun", 0, 2, 0, 2, "job", address).meets_here
+    assert not Found("mpirun", 0, 2, 0, 0, "job").meets_here
+
+
+def test_between_hosts_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D1: what all ranks know anyway is none; before anything listens, and at every rank."""
+    for name, value in {**TORCHRUN, **MASTER}.items():
+        monkeypatch.setenv(name, value)
+    how = (
+        r"set it to the same on every host \(python -c 'import secrets; print\(secrets.token_hex\(32\)\)'\)$"
+    )
+    need = (
+        r"^workers on several hosts know each other by a secret of 16 characters or more, and MANYHANDS_KEY "
+    )
+    for rank in ("0", "3"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.delenv("MANYHANDS_KEY", raising=False)
+        with pytest.raises(UsageError, match=f"{need}is not set: {how}"):
+            Env()
+        monkeypatch.setenv("MANYHANDS_KEY", "fifteen letters")
+        with pytest.raises(UsageError, match=f"{need}has 15 characters: {how}"):
+            Env()
+        monkeypatch.setenv("MANYHANDS_KEY", "sixteen letters.")
+        assert Env().leads == (rank == "0")
+    keys = [rendezvous.key_of({"MANYHANDS_KEY": letter * 64}) for letter in "aab"]
+    assert keys[0] == keys[1] != keys[2]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.delenv("MANYHANDS_KEY")
+    assert Env()  # nobody to meet
 
 
 def test_a_note_is_for_its_user_only(tmp_path: Path) -> None:
-    path = tmp_path / "note"
+    path, elsewhere = tmp_path / "note", tmp_path / "elsewhere"
     assert rendezvous.read_note(path) is None
     rendezvous.leave_note(path, "@here", b"key")
     assert path.stat().st_mode & 0o777 == 0o600
     assert rendezvous.read_note(path) == ("@here", b"key")
-    assert rendezvous.await_note(path, 1) == ("@here", b"key")
     assert [entry.name for entry in tmp_path.iterdir()] == ["note"]
     path.chmod(0o666)
     assert rendezvous.read_note(path) is None  # anybody may have written it
     path.chmod(0o600)
-    path.write_text("{}")
-    assert rendezvous.read_note(path) is None
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    assert rendezvous.read_note(path) is None  # anybody may have put it there
+    path.unlink()
+    for text in ("{}", "[]", '{"address": "@here", "key": 3}', "x"):
+        path.write_text(text)
+        path.chmod(0o600)
+        assert rendezvous.read_note(path) is None
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder, and no session's own."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+JOB = Found("torchrun", 0, 2, 0, 2, "none:0:127.0.0.1:29501", "127.0.0.1:29501")
+
+
+def test_notes_lie_where_nobody_else_looks(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rendezvous.invite(JOB, "@here", b"key")
+    assert path.parent == temp / f"manyhands-{os.getuid()}"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.chmod(0o777)
+    assert rendezvous.meeting_file(JOB) == path
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    rendezvous.remove_note(path, "@another leader's")
+    assert path.exists()
+    rendezvous.remove_note(path, "@here")
+    assert list(temp.iterdir()) == []
+    session = temp / "session"
+    session.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    path = rendezvous.invite(JOB, "@here", b"key")
+    assert path.parent == session
+    rendezvous.remove_note(path, "@here")
+    assert list(session.iterdir()) == []
+    session.chmod(0o755)
+    assert rendezvous.meeting_file(JOB).parent != session  # not private, whatever it is called
+
+
+def test_a_folder_that_another_user_made_first_is_not_believed(
+    temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody can take a name in /tmp: the run says so at once, at every rank, and does not wait."""
+    user = os.getuid() + 1
+    folder = temp / f"manyhands-{user}"
+    folder.mkdir()
+    monkeypatch.setattr(rendezvous.os, "getuid", lambda: user)
+    sentence = (
+        rf"^workers cannot meet in private: {folder} is not a folder of this user .*set TMPDIR to a folder"
+    )
+    for act in (lambda: Leader(JOB), lambda: Follower(JOB._replace(rank=1), 60)):
+        with pytest.raises(UsageError, match=sentence):
+            act()
+    folder.rmdir()
+    folder.symlink_to(temp)
+    with pytest.raises(UsageError, match=sentence):
+        Leader(JOB)
+
+
+def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
+    """torchrun's job ids repeat: a worker that is early finds the old note, and reads again later."""
+    squatter = socket.socket(socket.AF_UNIX)
+    squatter.bind(f"\0manyhands-stale-{os.getpid()}")
+    squatter.listen()
+    squatter.settimeout(5)
+    path = rendezvous.meeting_file(JOB)
+    rendezvous.leave_note(path, f"@manyhands-stale-{os.getpid()}", b"old key")
+    followers: list[Follower] = []
+    early = threading.Thread(target=lambda: followers.append(Follower(JOB._replace(rank=1), 20)))
+    with squatter:
+        early.start()
+        visitor, _ = squatter.accept()  # it has read the old note
+        visitor.close()
+    leader = Leader(JOB)
+    try:
+        leader.executor(1, 20).shutdown()
+        early.join(5)
+        assert len(followers) == 1
+        assert not path.exists()
+        assert list(temp.iterdir()) == []
+    finally:
+        leader._close()
+
+
+def test_a_leader_that_does_not_come(temp: Path) -> None:
+    path = rendezvous.meeting_file(JOB)
     with pytest.raises(ManyhandsError, match=rf"^worker 0 did not come to {path} within 0.1 s$"):
-        rendezvous.await_note(path, 0.1)
+        Follower(JOB._replace(rank=1), 0.1)
 
 
-def test_notes_of_two_jobs_do_not_meet() -> None:
+@pytest.fixture
+def as_if_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of this host's loopback are as good as any: tests talk to nobody else."""
+    monkeypatch.setattr(rendezvous, "is_loopback", lambda host: False, raising=False)
+    monkeypatch.setattr(addresses, "is_loopback", lambda host: False)
+    monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
+    monkeypatch.delenv("MANYHANDS_PORT", raising=False)
+
+
+def far(port: int, host: str = "127.0.0.1") -> Found:
+    return Found("torchrun", 0, 2, 0, 1, "job", f"{host}:{port}")
+
+
+@pytest.mark.usefixtures("as_if_far")
+def test_between_hosts_workers_meet_at_the_address_that_they_are_told() -> None:
+    port = free_port()
+    before = listening()
+    leader = Leader(far(port))
+    try:
+        assert listening() - before == {f"127.0.0.1:{port}"}
+        followers: list[Follower] = []
+        thread = threading.Thread(target=lambda: followers.append(Follower(far(port)._replace(rank=1), 20)))
+        thread.start()
+        leader.executor(1, 20).shutdown()
+        thread.join(5)
+        assert len(followers) == 1
+        assert listening() == before
+    finally:
+        leader._close()
+
+
+@pytest.mark.usefixtures("as_if_far")
+@pytest.mark.parametrize(("hosts", "opened"), [(["far"], {"127.0.0.1"}), ([socket.gethostname()], set())])
+def test_under_mpirun_worker_0_opens_the_way_to_the_others(
+    hosts: list[str], opened: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first version opened every interface."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(rendezvous, "broadcast", lambda tell: tell([socket.gethostname(), *hosts]))
+    before = listening()
+    leader = Leader(Found("mpirun", 0, 2, 0, 0, "job"))
+    try:
+        assert {door.rpartition(":")[0] for door in listening() - before} == opened
+    finally:
+        leader._close()
+
+
+@pytest.mark.usefixtures("as_if_far")
+def test_worker_0_listens_there_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first version took all interfaces where the address was not its own."""
+    before = listening()
+    own = "MASTER_ADDR must be an address of the host of worker 0, here "
+    with pytest.raises(UsageError, match=rf"^worker 0 cannot listen at 192.0.2.1:4711: .*; {own}"):
+        Leader(far(4711, "192.0.2.1"))
+    with pytest.raises(
+        UsageError, match=r"^worker 0 cannot listen at 0.0.0.0:4711: 0.0.0.0 stands for every"
+    ):
+        Leader(far(4711, "0.0.0.0"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        taken = rf"^port {port} on 127.0.0.1 is in use "
+        with pytest.raises(
+            UsageError, match=taken + r"\(MASTER_PORT \+ 1\): choose another MASTER_PORT, or set"
+        ):
+            Leader(far(port))
+        monkeypatch.setenv("MANYHANDS_PORT", str(port))
+        with pytest.raises(UsageError, match=taken + r"\(MANYHANDS_PORT\): choose another MANYHANDS_PORT$"):
+            Leader(far(port))
+    assert listening() == before
+
+
+def test_a_name_that_leads_to_the_loopback_here_leads_nobody_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's /etc/hosts has it; the others would have tried for five minutes."""
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 4711))]
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *_, **__: answer)
+    monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
+    sentence = r"^MASTER_ADDR=node1 is 127.0.1.1 on this host, where no other host reaches worker 0: use the"
+    with pytest.raises(UsageError, match=sentence):
+        Leader(far(4711, "node1"))
+
+
+def test_notes_of_two_jobs_do_not_meet(temp: Path) -> None:
     one = rendezvous.meeting_file(Found("mpirun", 0, 2, 0, 2, "prterun-vm-1@1"))
     other = rendezvous.meeting_file(Found("mpirun", 0, 2, 0, 2, "prterun-vm-2@1"))
     nameless = rendezvous.meeting_file(Found("mpirun", 0, 2, 0, 2, ""))

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from launchers.doors import listening
 from manyhands.errors import InterruptedRunError
 from manyhands.faults import Fault
 from manyhands.place import Place, Status
@@ -63,6 +64,20 @@ def sum_by_mpi(place: Place) -> int:
     from mpi4py import MPI
 
     return int(MPI.COMM_WORLD.allreduce(place.rank + 1))
+
+
+def look_for_doors(place: Place, leader: int, *more: str) -> list[str]:
+    """Where this process and its leader listen, with each of these transports in turn."""
+    from manyhands.transports.connect import connect
+
+    found: set[str] = set()
+    for name in ("shm", "torch", *more):
+        transport = connect(name, place, timeout=60)
+        transport.barrier()
+        found |= listening() | listening(leader)
+        transport.barrier()
+        transport.close()
+    return sorted(found)
 
 
 def lose_all(place: Place) -> None:

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 from manyhands.errors import DeadlineError, ManyhandsError, PeerLostError, UsageError, WorkerFailedError
+from manyhands.launchers.wire import check_size
 from manyhands.origin import users_line
 from manyhands.place import Place
 
@@ -75,7 +76,7 @@ def pack(
     except Exception as error:
         name = getattr(function, "__qualname__", repr(function))
         raise UsageError(f"{name} and its arguments cannot be sent to a worker process: {error}") from error
-    return buffer.getvalue()
+    return check_size(buffer.getvalue())
 
 
 def unpack(rank: int, value: bytes) -> Any:
@@ -115,7 +116,7 @@ def perform(payload: bytes, place: Place | None, through: tuple[type[BaseExcepti
     try:
         function, arguments, keywords = pickle.loads(payload)  # noqa: S301 (from our own parent)
         value = function(*(() if place is None else (place,)), *arguments, **keywords)
-        return Answer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+        return Answer(check_size(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)))
     except through:
         raise
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is told)

@@ -17,6 +17,7 @@ from manyhands.launchers.calls import pack, unpack
 from manyhands.launchers.following import Follower
 from manyhands.launchers.inline import InlineExecutor
 from manyhands.launchers.leading import Leader
+from manyhands.launchers.orphans import Watch
 from manyhands.launchers.rendezvous import Found, detect
 
 GATHER = 300.0  # seconds for all ranks to come: a starter may be slow on some hosts
@@ -35,8 +36,11 @@ class Env:
                 f"launcher env is for workers that torchrun ({needed}), mpirun or srun has started, "
                 "and this process is not one of them"
             )
+        if found.size > 1 and found.address and not found.meets_here:
+            rendezvous.key_of(os.environ)  # now: before anything is made or waited for
         self._found, self._gather = found, gather
         self.leads = found.rank == 0
+        _watch(found)
 
     def warm_up(self) -> None:
         """Every rank imports for itself."""
@@ -77,17 +81,25 @@ class Env:
 # One hub and one line a process, kept from launch to launch.
 _leading: Leader | None = None
 _following: Follower | None = None
+_watching: Watch | None = None
+
+
+def _watch(found: Found) -> Watch:
+    global _watching  # noqa: PLW0603 (a process has one parent)
+    if _watching is None:
+        _watching = Watch(found, os.environ)
+    return _watching
 
 
 def _leader(found: Found) -> Leader:
     global _leading  # noqa: PLW0603 (a process has one place in its job)
     if _leading is None:
-        _leading = Leader(found)
+        _leading = Leader(found, _watch(found))
     return _leading
 
 
 def _follower(found: Found, gather: float) -> Follower:
     global _following  # noqa: PLW0603 (a process has one place in its job)
     if _following is None:
-        _following = Follower(found, gather)
+        _following = Follower(found, gather, _watch(found))
     return _following

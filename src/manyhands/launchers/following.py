@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import NoReturn, final
 
@@ -13,9 +14,11 @@ from manyhands.errors import ManyhandsError, WorkerFailedError
 from manyhands.launchers import rendezvous
 from manyhands.launchers.calls import perform
 from manyhands.launchers.link import Call, Link
-from manyhands.launchers.rank import reach
+from manyhands.launchers.orphans import LOOK, Watch
+from manyhands.launchers.rank import reach, reach_by
 from manyhands.launchers.rendezvous import Found
 from manyhands.launchers.verdict import Ending, Known, ended, name
+from manyhands.launchers.wire import Wire
 from manyhands.place import Place
 
 LEADER_SPEAKS = 5.0  # seconds it has for that
@@ -25,10 +28,9 @@ LEADER_SPEAKS = 5.0  # seconds it has for that
 class Follower:
     """One line to the leader, kept from launch to launch."""
 
-    def __init__(self, found: Found, gather: float) -> None:
-        self._found = found
-        wire = reach(*self._meeting_place(gather), gather)
-        self._link = Link(wire, found.rank, socket.gethostname(), self._leave)
+    def __init__(self, found: Found, gather: float, watch: Watch | None = None) -> None:
+        self._found, self._watch = found, watch
+        self._link = Link(self._meet(gather), found.rank, socket.gethostname(), self._leave)
         self._link.armed = False
 
     def follow(self) -> list[bytes]:
@@ -52,13 +54,14 @@ class Follower:
         place = Place(self._found.rank, call.hosts, self._link) if call.hosts else None
         self._link.answer(perform(call.payload, place, through=(KeyboardInterrupt,)))
 
-    def _meeting_place(self, gather: float) -> tuple[str, bytes]:
+    def _meet(self, gather: float) -> Wire:
         found = self._found
+        if found.meets_here:
+            path = rendezvous.meeting_file(found)
+            return reach_by(lambda: rendezvous.read_note(path), gather, f"worker 0 did not come to {path}")
         if found.address:
-            return found.address, rendezvous.key_of(found, os.environ)
-        if found.one_host:
-            return rendezvous.await_note(rendezvous.meeting_file(found), gather)
-        return rendezvous.broadcast(None)
+            return reach(found.address, rendezvous.key_of(os.environ), gather)
+        return reach(*rendezvous.broadcast(None), gather)
 
     @contextlib.contextmanager
     def _armed(self) -> Iterator[None]:
@@ -75,6 +78,8 @@ class Follower:
         """Quietly: the leader speaks for all, and when it is gone, rank 1 does."""
         if not lost:  # a starter kills all when the first one ends: not before the leader has spoken
             self._link.await_end(LEADER_SPEAKS)
+        elif self._watch is not None and self._watch.is_orphan():
+            time.sleep(2 * LOOK)  # the thread that watches says what has happened, and ends this process
         elif self._found.rank == 1:
             say(ManyhandsError(self._lost_leader()))
         os._exit(code or 1)

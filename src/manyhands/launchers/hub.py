@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import selectors
@@ -16,6 +17,11 @@ from typing import Any, NamedTuple, Self, final
 from manyhands.launchers.wire import Stranger, Wire, listen, tune
 
 HANDSHAKE = 10.0  # seconds a stranger has to say who it is
+STRANGERS = 256  # at a time; workers who are shown out with the oldest come again
+BREATH = 0.5  # seconds without a look at the door when there are no descriptors left
+
+
+_OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Event(NamedTuple):
@@ -39,6 +45,7 @@ class Hub:
         self._ranks: dict[Wire, int] = {}
         self._strangers: dict[Wire, Stranger | None] = {}  # None: known, and about to say hello
         self._listener: socket.socket | None = None
+        self._shut_until: float | None = None  # when the door is opened again, if it is shut for a while
         self._key = b""
         self._exchanges: dict[tuple[int, int], dict[int, bytes]] = {}
         self._completed = 0  # the number of the last one
@@ -66,6 +73,7 @@ class Hub:
     def close_door(self) -> None:
         """Everyone is here: nobody else may come."""
         if self._listener is not None:
+            self._reopen()
             self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
@@ -148,6 +156,8 @@ class Hub:
     def poll(self, timeout: float) -> list[Event]:
         """Wait until something comes, at most so long, and return what came, in its order for each worker."""
         events: list[Event] = []
+        if self._shut_until is not None:
+            timeout = min(timeout, max(0.0, self._shut_until - time.monotonic()))
         for key, mask in self._selector.select(timeout):
             source = key.fileobj
             if source is self._listener:
@@ -161,6 +171,8 @@ class Hub:
                 if mask & selectors.EVENT_READ:
                     self._read(source, events)
         self._show_out_the_silent()
+        if self._shut_until is not None and time.monotonic() >= self._shut_until:
+            self._reopen()
         return events
 
     def flush(self, seconds: float) -> None:
@@ -182,12 +194,24 @@ class Hub:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it hung up before it was answered
-            return
+        except OSError as error:
+            if error.errno in _OUT_OF:  # whoever waits at the door stays there: do not look all the time
+                self._show_out_the_oldest()
+                self._selector.unregister(self._listener)
+                self._shut_until = time.monotonic() + BREATH
+            return  # or it hung up before it was answered
+        if sum(one is not None for one in self._strangers.values()) >= STRANGERS:
+            self._show_out_the_oldest()
         tune(sock)
         stranger = Stranger(sock, self._key, time.monotonic())
         self._strangers[stranger.wire] = stranger
         self._selector.register(stranger.wire, selectors.EVENT_READ)
+
+    def _reopen(self) -> None:
+        """Look at the door again."""
+        if self._shut_until is not None and self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        self._shut_until = None
 
     def _read(self, wire: Wire, events: list[Event]) -> None:
         stranger = self._strangers.get(wire)
@@ -260,6 +284,11 @@ class Hub:
         if rank is not None:
             del self._peers[rank]
         return rank
+
+    def _show_out_the_oldest(self) -> None:
+        """Of those who have not said who they are, the one who has had the most time."""
+        for wire in [wire for wire, one in self._strangers.items() if one is not None][:1]:
+            self._drop(wire)
 
     def _show_out_the_silent(self) -> None:
         now = time.monotonic()

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
+from manyhands import addresses
 from manyhands.errors import ManyhandsError, UsageError, WorkerFailedError
 from manyhands.launchers import rendezvous
 from manyhands.launchers.base import Care
@@ -30,6 +31,7 @@ from manyhands.launchers.following import say
 from manyhands.launchers.gang import Gang
 from manyhands.launchers.hub import Hub, new_key
 from manyhands.launchers.link import Call, Link
+from manyhands.launchers.orphans import Watch
 from manyhands.launchers.pool import Pool
 from manyhands.launchers.rendezvous import Found
 from manyhands.launchers.verdict import Ending, Known, missing
@@ -51,11 +53,13 @@ class _AbortedError(KeyboardInterrupt):
 class Leader:
     """The hub of all lines, its own among them, kept from launch to launch."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: Found, watch: Watch | None = None) -> None:
         self._found = found
         self._hub = Hub()
         self._note: Path | None = None
         self.address = self._open_up()
+        if watch is not None:
+            watch.farewell = self._remove_note
         ours, theirs = socket.socketpair()
         self._hub.adopt(ours)
         self._link = Link(Wire(theirs), 0, socket.gethostname(), self._interrupt)
@@ -191,19 +195,28 @@ class Leader:
         found = self._found
         if found.size == 1:
             return ""
-        if found.address:
-            return self._listen(found.address, rendezvous.key_of(found, os.environ))
-        key = new_key()
-        if found.one_host:
+        if found.meets_here:
+            key = new_key()
             address = self._hub.listen(key)
-            self._note = rendezvous.meeting_file(found)
-            rendezvous.leave_note(self._note, address, key)
+            self._note = rendezvous.invite(found, address, key)
             return address
-        return rendezvous.broadcast((self._hub.listen(key, ":0"), key))[0]
+        if found.address:
+            key = rendezvous.key_of(os.environ)
+            return self._listen(found.address, key)
+        return rendezvous.broadcast(self._tell)[0]
 
-    def _listen(self, address: str, key: bytes) -> str:
-        host, _, port = address.rpartition(":")
+    def _tell(self, hosts: list[str]) -> tuple[str, bytes]:
+        """Where to find the hub, at one address that leads to these hosts, and by which key."""
+        key = new_key()
+        others = [host for host in hosts if host != socket.gethostname()]
+        address = f"{addresses.outward(others)}:0" if others else None
+        return self._listen(address, key), key
+
+    def _listen(self, address: str | None, key: bytes) -> str:
+        host, _, port = (address or "").rpartition(":")
         try:
+            if host:
+                addresses.check_reachable(host)
             return self._hub.listen(key, address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -214,12 +227,15 @@ class Leader:
                 raise UsageError(
                     f"port {port} on {host} is in use ({how}): {advice} {rendezvous.PORT}"
                 ) from None
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise UsageError(f"worker 0 cannot listen at {address}: {error}") from None
-        return self._hub.listen(key, f":{port}")  # an address that others know this host by
+            raise UsageError(
+                f"worker 0 cannot listen at {address}: {error.strerror or error}; "
+                f"{addresses.MASTER} must be an address of the host of worker 0, here {socket.gethostname()}"
+            ) from None
 
     def _hint(self) -> str:
-        return f"; they were expected at {self.address}" if self._found.address else ""
+        if self._note is not None:
+            return f"; they look for {self._note}"
+        return f"; they were expected at {self.address}"
 
     def _all_here(self) -> None:
         self._hub.close_door()
@@ -228,7 +244,7 @@ class Leader:
 
     def _remove_note(self) -> None:
         if self._note is not None:
-            self._note.unlink(missing_ok=True)
+            rendezvous.remove_note(self._note, self.address)
             self._note = None
 
     def _close(self) -> None:

@@ -22,10 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, final
 
+from manyhands.errors import ManyhandsError
 from manyhands.launchers.board import Address, slot
 from manyhands.launchers.calls import Answer
 from manyhands.launchers.verdict import Position
-from manyhands.launchers.wire import Wire
+from manyhands.launchers.wire import Wire, check_size
 from manyhands.place import Status
 
 TICK = 0.1  # seconds between flushes of what was told
@@ -112,7 +113,7 @@ class Link:
         asked = (self._call, self._exchanges)
         self._exchanging = True
         try:
-            self._say("exchange", *asked, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+            self._say("exchange", *asked, _frame(value))
             while True:
                 call, number, values = self._exchanged.get()
                 if (call, number) == asked:  # an earlier call may have been interrupted in one
@@ -122,7 +123,7 @@ class Link:
 
     def tell(self, message: Any) -> None:
         """For the parent to hear; sent with the next tick."""
-        frame = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)  # now: it may change before it is sent
+        frame = _frame(message)  # now: it may change before it is sent
         with self._lock:
             self._told.append(frame)
 
@@ -132,7 +133,7 @@ class Link:
 
     def post(self, name: str, value: Any) -> None:
         """A fact for those who join later; sent now, after all that was told."""
-        frame = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        frame = _frame(value)
         self._report(final=True)
         self._say("post", name, frame)
 
@@ -192,7 +193,9 @@ class Link:
             while self._turn_in_want():
                 pass
             self._wire.flush_for(LAST_WORDS)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ManyhandsError) as error:
+            if isinstance(error, ManyhandsError):  # all that was told at once is too much
+                print(f"error: {error}", file=sys.stderr, flush=True)
             self.lost.set()
             if self.armed:
                 self._ending(1, True)
@@ -296,6 +299,10 @@ def is_waiting(innermost: FrameType) -> bool:
         return False
     file = frame.f_code.co_filename
     return any(part in file for part in _WAITS) and not file.startswith(_WAITS_NOT)
+
+
+def _frame(value: Any) -> bytes:
+    return check_size(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
 def _value(frame: bytes) -> Any:

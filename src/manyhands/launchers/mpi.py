@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from manyhands.addresses import is_loopback, source
 from manyhands.errors import UsageError, WorkerFailedError
 from manyhands.launchers import starting
 from manyhands.launchers.base import PLAIN, Care
@@ -75,6 +76,20 @@ def find_mpirun() -> str:
     return found
 
 
+def door(hosts: str) -> str | None:
+    """Where ranks on these hosts find this process: at one address that leads to them, if it must be TCP."""
+    names = [part.partition(":")[0].strip() for part in hosts.split(",")]
+    others = [name for name in names if name and name != socket.gethostname() and not is_loopback(name)]
+    for other in others:
+        with contextlib.suppress(OSError):
+            return f"{source(other)}:0"
+    if others:
+        raise UsageError(
+            f"{HOSTS}={hosts}: no way leads from this host to {', '.join(others)}; write their addresses"
+        )
+    return None
+
+
 @final
 class MpiCrew:
     """One mpirun for a gang; for a pool, one more for each worker that was lost."""
@@ -89,8 +104,10 @@ class MpiCrew:
         self._mpirun, self._hub, self._logs, self.severs = mpirun, hub, logs, continuous
         self._key = new_key()
         self._hosts = os.environ.get(HOSTS)
-        # Between hosts by TCP, from any interface: who does not know the key is turned away.
-        self._address = hub.listen(self._key, ":0" if self._hosts else None)
+        place = door(self._hosts or "")
+        self._address = hub.listen(self._key, place)
+        # On one host MPI needs no TCP, and would listen for it on every interface; who asks for it gets it.
+        self._defaults = {"OMPI_MCA_btl": "^tcp"} if place is None else {}
         self._processes: list[_Mpirun] = []
 
     def __enter__(self) -> Self:
@@ -119,11 +136,18 @@ class MpiCrew:
         for variable in (VARIABLE, "PYTHONPATH"):  # by name only: anyone can read a command line
             command += ["-x", variable]
         command += [sys.executable, "-P", "-m", "manyhands.launchers.rank"]
-        environ = {**os.environ, VARIABLE: json.dumps(told), "PYTHONPATH": os.pathsep.join(sys.path)}
+        environ = {
+            **self._defaults,
+            **os.environ,
+            VARIABLE: json.dumps(told),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         self._processes.append(_Mpirun(command, for_mpirun(environ), self._logs, ranks))
 
     def assembled(self) -> None:
-        """That is all."""
+        """Nobody else may come, unless some of them are replaced."""
+        if not self.severs:
+            self._hub.close_door()
 
     def ended(self) -> dict[int, Ending]:
         """What mpirun said about the first that died; that it could not begin is an error of its own."""

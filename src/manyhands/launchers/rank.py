@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from manyhands.errors import ManyhandsError
@@ -101,15 +101,21 @@ def link_up(address: str, key: bytes, rank: int, host: str, within: float = 60.0
 
 def reach(address: str, key: bytes, within: float) -> Wire:
     """A wire to whoever listens there and knows the key; ManyhandsError when nobody does for so long."""
+    return reach_by(lambda: (address, key), within, f"no leader answered at {address.removeprefix('@')}")
+
+
+def reach_by(note: Callable[[], tuple[str, bytes] | None], within: float, complaint: str) -> Wire:
+    """The same, by a note that is looked at again each time: that of a run that was killed leads nowhere."""
     until = time.monotonic() + within
     while True:
+        reason = ""
         try:
-            return connect(address, key)
+            if (told := note()) is not None:
+                return connect(*told)
         except (OSError, StrangerError) as error:
-            if time.monotonic() > until:
-                raise ManyhandsError(
-                    f"no leader answered at {address.removeprefix('@')} within {within:g} s: {error}"
-                ) from error
+            reason = f": {error}"
+        if time.monotonic() > until:
+            raise ManyhandsError(f"{complaint} within {within:g} s{reason}")
         time.sleep(RETRY)
 
 

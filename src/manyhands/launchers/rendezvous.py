@@ -2,15 +2,15 @@
 
 `detect` reads environment variables and nothing else. How the meeting place is found:
 
-    torchrun          MASTER_ADDR, and MASTER_PORT + 1 (torchrun's own agent listens at MASTER_PORT)
-    any, one host     a file in the temporary folder, named after the job, readable by its user only
-    mpirun, hosts     broadcast by mpi4py
-    Slurm, hosts      the first host of the step, and a port made from the job's number
+    any, one host     a note in a folder that only this user can look into, named after the job: an address
+                      that no other host can reach, and a random key
+    mpirun, hosts     address and a random key, broadcast by mpi4py
+    torchrun, hosts   MASTER_ADDR, and MASTER_PORT + 1 (torchrun's own agent listens at MASTER_PORT)
+    Slurm, hosts      MASTER_ADDR or the first host of the step, and a port made from the job's number
     MANYHANDS_PORT    replaces the port
 
-The key is random where the meeting place can carry a secret: file and broadcast. Elsewhere it is made of what
-all ranks know (address, job, user): it keeps jobs apart and accidents away, but it is no secret from others
-in that network, who could then run code as this user. There, set MANYHANDS_KEY to one secret everywhere.
+Whoever knows the key can run code as this user. So where the starter carries no secret between hosts, the
+user must: MANYHANDS_KEY, the same everywhere, or nobody listens (docs/security.md).
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ import itertools
 import json
 import os
 import re
+import socket
 import stat
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from manyhands.errors import ManyhandsError, UsageError, shown
+from manyhands.addresses import MASTER, is_loopback
+from manyhands.errors import UsageError, shown
+from manyhands.files import open_regular
 
 PORT, KEY = "MANYHANDS_PORT", "MANYHANDS_KEY"
+SECRET = 16  # characters that a user's key must have
+NOTE = 4096  # characters that a note may have
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Starter = Literal["torchrun", "mpirun", "slurm"]
@@ -51,6 +55,11 @@ class Found(NamedTuple):
     def one_host(self) -> bool:
         """Whether all ranks are known to be on this host."""
         return self.local_size == self.size
+
+    @property
+    def meets_here(self) -> bool:
+        """Whether all ranks find each other without leaving this host."""
+        return self.one_host or is_loopback(self.address.rpartition(":")[0])
 
 
 def detect(environ: Mapping[str, str]) -> Found | None:
@@ -120,7 +129,7 @@ def _slurm(environ: Mapping[str, str]) -> Found | None:
         _number(environ, "SLURM_LOCALID", 0),
         size if len(hosts) < 2 else 0,
         f"slurm-{job}",
-        "" if len(hosts) < 2 else f"{hosts[0]}:{port}",
+        "" if len(hosts) < 2 else f"{environ.get(MASTER) or hosts[0]}:{port}",
     )
 
 
@@ -149,9 +158,16 @@ def _ranges(text: str) -> Iterator[str]:
             yield from (str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
 
 
-def key_of(found: Found, environ: Mapping[str, str]) -> bytes:
-    """The key of a job whose meeting place is fixed: the user's secret, or else what all ranks know."""
-    secret = environ.get(KEY) or f"{found.job}:{os.getuid()}"
+def key_of(environ: Mapping[str, str]) -> bytes:
+    """The key of a job whose starter carries none between hosts: the user's secret."""
+    secret = environ.get(KEY, "")
+    if len(secret) < SECRET:
+        found = f"{KEY} has {len(secret)} characters" if secret else f"{KEY} is not set"
+        raise UsageError(
+            f"workers on several hosts know each other by a secret of {SECRET} characters or more, and "
+            f"{found}: set it to the same on every host (python -c 'import secrets; "
+            "print(secrets.token_hex(32))')"
+        )
     return hashlib.sha256(f"manyhands:{secret}".encode()).digest()
 
 
@@ -159,7 +175,16 @@ def meeting_file(found: Found) -> Path:
     """Where the leader of a job on one host leaves a note."""
     # A starter that names no job: its ranks on this host have one parent.
     name = re.sub(r"[^\w.-]", "_", found.job or f"parent-{os.getppid()}")
-    return Path(tempfile.gettempdir()) / f"manyhands-{os.getuid()}-{name}.json"
+    return _private_folder() / f"manyhands-{name}.json"
+
+
+def invite(found: Found, address: str, key: bytes) -> Path:
+    """Leave a note for the others; returns where."""
+    while True:
+        path = meeting_file(found)
+        with contextlib.suppress(FileNotFoundError):  # another job was over just now, and removed the folder
+            leave_note(path, address, key)
+            return path
 
 
 def leave_note(path: Path, address: str, key: bytes) -> None:
@@ -172,28 +197,28 @@ def leave_note(path: Path, address: str, key: bytes) -> None:
 
 def read_note(path: Path) -> tuple[str, bytes] | None:
     """What the leader left, if it has; a note by another user is nobody's."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        with path.open() as file:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with os.fdopen(open_regular(path)) as file:
             about = os.fstat(file.fileno())
             if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
                 return None
-            note = json.load(file)
-        return note["address"], bytes.fromhex(note["key"])
+            note = json.loads(file.read(NOTE))
+        return str(note["address"]), bytes.fromhex(note["key"])
     return None
 
 
-def await_note(path: Path, within: float) -> tuple[str, bytes]:
-    """The same, when it comes."""
-    until = time.monotonic() + within
-    while (note := read_note(path)) is None:
-        if time.monotonic() > until:
-            raise ManyhandsError(f"worker 0 did not come to {path} within {within:g} s")
-        time.sleep(0.05)
-    return note
+def remove_note(path: Path, address: str) -> None:
+    """Unless another leader has left its own there meanwhile."""
+    note = read_note(path)
+    if note is not None and note[0] == address:
+        path.unlink(missing_ok=True)
+        if path.parent == _folder_in_temp():
+            with contextlib.suppress(OSError):  # others have notes there
+                path.parent.rmdir()
 
 
-def broadcast(value: tuple[str, bytes] | None) -> tuple[str, bytes]:
-    """By MPI itself, between hosts."""
+def broadcast(tell: Callable[[list[str]], tuple[str, bytes]] | None) -> tuple[str, bytes]:
+    """By MPI itself, between hosts: rank 0 hears where all are, and says by what to find it."""
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -201,8 +226,45 @@ def broadcast(value: tuple[str, bytes] | None) -> tuple[str, bytes]:
             f"workers on several hosts of mpirun meet by mpi4py, which cannot be imported ({error}): "
             "pip install 'manyhands[mpi]'"
         ) from None
-    told: tuple[str, bytes] = MPI.COMM_WORLD.bcast(value, 0)
+    hosts: list[str] | None = MPI.COMM_WORLD.gather(socket.gethostname(), 0)
+    told: tuple[str, bytes] = MPI.COMM_WORLD.bcast(tell(hosts or []) if tell else None, 0)
     return told
+
+
+def _private_folder() -> Path:
+    """Only this user can look into it or put something there: the session's own, or one that is made."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    if session and _is_private(Path(session)):
+        return Path(session)
+    folder = _folder_in_temp()
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # anybody can take a name there
+        raise UsageError(
+            f"workers cannot meet in private: {folder} is not a folder of this user (its owner is user "
+            f"{about.st_uid}); have it removed, or set TMPDIR to a folder of your own"
+        )
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def _folder_in_temp() -> Path:
+    return Path(tempfile.gettempdir()) / f"manyhands-{os.getuid()}"
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        about = folder.stat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(about.st_mode)
+        and about.st_uid == os.getuid()
+        and not stat.S_IMODE(about.st_mode) & 0o077
+        and os.access(folder, os.W_OK)
+    )
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:

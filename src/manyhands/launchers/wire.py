@@ -1,16 +1,17 @@
 """Messages over a socket that never blocks, and the handshake by which its two ends trust each other.
 
     frame      8 bytes of length, then so many bytes: a pickled tuple; raw bytes during the handshake
-    handshake  hub: nonce  ->  worker: HMAC(key, nonce) + nonce'  ->  hub: HMAC(key, nonce')
+    handshake  hub: nonce  ->  worker: HMAC(key, both nonces) + nonce'  ->  hub: HMAC(key, both nonces)
+    sealed     after the handshake a frame begins with its tag (seal.py), which is checked before it is read
 
-Nothing is unpickled before the handshake is done. Nothing blocks, because whoever looks after a gang must not
-be held up by a worker that was stopped in the middle of a message, nor by a stranger who is mute.
+Nothing is unpickled before the handshake is done, nor what was changed on its way. The two ends of a socket
+pair need neither: nobody else has them. Nothing blocks, because whoever looks after a gang must not be held
+up by a worker that was stopped in the middle of a message, nor by a stranger who is mute.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import os
 import pickle
@@ -23,11 +24,16 @@ import weakref
 from collections import deque
 from typing import Any, final
 
+from manyhands import addresses
 from manyhands.errors import ManyhandsError
+from manyhands.launchers.seal import TAG, Session, proof
 
 LENGTH = struct.Struct("!Q")
 NONCE = 32
 STRANGER = 128  # bytes a frame may have before the handshake is done
+LARGEST = 2**28  # bytes a value may have: words travel here, tensors by a transport
+AROUND = 2**16  # bytes for the seal and the words around it
+_CHUNK = 2**20  # bytes read at once: memory is taken for what has come, not for what was announced
 _AT_ONCE = 64  # reads in a row, so that one busy worker does not starve the others
 
 
@@ -38,19 +44,37 @@ class StrangerError(ManyhandsError):
     """The other end is not one of ours."""
 
 
+def check_size(value: bytes, more: int = 0) -> bytes:
+    """Refuse a value that the other end would refuse; a frame may have some more bytes."""
+    most = LARGEST + more
+    if len(value) > most:
+        raise ManyhandsError(
+            f"a message of {len(value):,} bytes is too large for the line between workers and their leader, "
+            f"which takes up to {most:,}: return or exchange less, and write large results to a file"
+        )
+    return value
+
+
 @final
 class Wire:
     """One end: frames are queued to go out and collected as they come in; used by one thread."""
 
-    def __init__(self, sock: socket.socket, limit: int | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, limit: int = LARGEST + AROUND, session: Session | None = None
+    ) -> None:
         sock.setblocking(False)
         self._socket = sock
         _open.add(self)
         self._out: deque[memoryview] = deque()
         self._head = b""
         self._body: bytearray | None = None
-        self._filled = 0
-        self.limit = limit
+        self._length = 0
+        self._broken = False  # nothing that comes after what was not ours is read
+        self._limit, self._session = limit, session
+
+    def trust(self, session: Session) -> None:
+        """The handshake is done: from now on both ends seal what they send."""
+        self._limit, self._session = LARGEST + AROUND, session
 
     def fileno(self) -> int:
         """For select."""
@@ -67,7 +91,9 @@ class Wire:
 
     def send_frame(self, frame: bytes) -> None:
         """Queue raw bytes."""
-        self._out.append(memoryview(LENGTH.pack(len(frame))))
+        check_size(frame, AROUND - TAG)
+        tag = self._session.outgoing.tag(frame) if self._session else b""
+        self._out.append(memoryview(LENGTH.pack(len(tag) + len(frame)) + tag))
         self._out.append(memoryview(frame))
 
     def flush(self) -> None:
@@ -91,9 +117,9 @@ class Wire:
                 time.sleep(0.005)
                 self.flush()
 
-    def receive(self) -> list[bytearray]:
-        """The frames that have come in whole; EOFError when no more will come."""
-        frames: list[bytearray] = []
+    def receive(self) -> list[memoryview]:
+        """The frames that have come in whole; EOFError when no more will come, or what comes is not ours."""
+        frames: list[memoryview] = []
         for _ in range(_AT_ONCE):
             try:
                 finished = self._read()
@@ -115,28 +141,39 @@ class Wire:
         """Close this end."""
         self._socket.close()
 
-    def _read(self) -> bytearray | None:
+    def _read(self) -> memoryview | None:
         """One read; the frame, when it completes one."""
+        if self._broken:
+            raise EOFError
         if self._body is None:
-            part = self._socket.recv(LENGTH.size - len(self._head))
-            if not part:
-                raise EOFError
-            self._head += part
+            self._head += self._some(LENGTH.size - len(self._head))
             if len(self._head) < LENGTH.size:
                 return None
-            (length,) = LENGTH.unpack(self._head)
-            if self.limit is not None and length > self.limit:
+            (self._length,) = LENGTH.unpack(self._head)
+            self._broken = self._length > self._limit
+            if self._broken:
                 raise EOFError
-            self._head, self._body, self._filled = b"", bytearray(length), 0
-        if self._filled < len(self._body):
-            count = self._socket.recv_into(memoryview(self._body)[self._filled :])
-            if count == 0:
-                raise EOFError
-            self._filled += count
-        if self._filled < len(self._body):
+            self._head, self._body = b"", bytearray()
+        if len(self._body) < self._length:
+            self._body += self._some(min(_CHUNK, self._length - len(self._body)))
+        if len(self._body) < self._length:
             return None
-        whole, self._body = self._body, None
-        return whole
+        whole, self._body = memoryview(self._body), None
+        return self._opened(whole) if self._session else whole
+
+    def _some(self, count: int) -> bytes:
+        part = self._socket.recv(count)
+        if not part:
+            raise EOFError
+        return part
+
+    def _opened(self, sealed: memoryview) -> memoryview:
+        """What is under the seal, if that is the other end's and this frame's."""
+        assert self._session is not None
+        self._broken = not self._session.incoming.is_next(sealed[:TAG], sealed[TAG:])
+        if self._broken:
+            raise EOFError
+        return sealed[TAG:]
 
 
 @final
@@ -158,20 +195,24 @@ class Stranger:
         if not frames:
             return False
         answer = bytes(frames[0])
-        if not hmac.compare_digest(answer[:-NONCE], proof(self._key, b"worker", self._nonce)):
+        nonces = self._nonce + answer[-NONCE:]
+        expected = proof(self._key, "worker", nonces)
+        if len(frames) > 1 or not hmac.compare_digest(answer[:-NONCE], expected):
             raise EOFError
-        self.wire.limit = None
-        self.wire.send_frame(proof(self._key, b"hub", answer[-NONCE:]))
+        self.wire.send_frame(proof(self._key, "hub", nonces))
+        self.wire.trust(Session.of("hub", self._key, nonces))
         return True
 
 
 def connect(address: str, key: bytes, timeout: float = 5.0) -> Wire:
     """Connect to a hub and make sure that it is ours: OSError, or StrangerError."""
+    until = time.monotonic() + timeout
     sock = _dial(address, timeout)
     try:
         nonce = os.urandom(NONCE)
-        _send(sock, proof(key, b"worker", _receive(sock)) + nonce)
-        if not hmac.compare_digest(_receive(sock), proof(key, b"hub", nonce)):
+        nonces = _receive(sock, until, NONCE) + nonce
+        _send(sock, proof(key, "worker", nonces) + nonce)
+        if not hmac.compare_digest(_receive(sock, until, TAG), proof(key, "hub", nonces)):
             raise StrangerError(f"what answers at {address} does not know this gang's key")
     except EOFError:
         sock.close()
@@ -179,29 +220,23 @@ def connect(address: str, key: bytes, timeout: float = 5.0) -> Wire:
     except BaseException:
         sock.close()
         raise
-    return Wire(sock)
+    return Wire(sock, session=Session.of("worker", key, nonces))
 
 
 def listen(address: str | None = None) -> tuple[socket.socket, str]:
-    """A listening socket and the address to find it by; without one, on this host only, leaving no file."""
+    """A listening socket, at this address only, and the address to find it by.
+
+    Without one it is found on this host only, and leaves no file.
+    """
     if address is None and sys.platform == "linux":
         sock = socket.socket(socket.AF_UNIX)
         address = f"@manyhands-{os.getpid()}-{secrets.token_hex(8)}"
         sock.bind("\0" + address[1:])  # an abstract name: it goes with the socket
+        sock.listen(512)
     else:
         host, _, port = (address or "127.0.0.1:0").rpartition(":")
-        family, _, _, _, where = socket.getaddrinfo(
-            host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(where)
-        except OSError:
-            sock.close()
-            raise
-        address = f"{host or socket.gethostname()}:{sock.getsockname()[1]}"
-    sock.listen(512)
+        sock = addresses.listener(host, int(port))
+        address = f"{host}:{sock.getsockname()[1]}"
     sock.setblocking(False)
     return sock, address
 
@@ -215,11 +250,6 @@ def tune(sock: socket.socket) -> None:
     for option, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-
-
-def proof(key: bytes, role: bytes, nonce: bytes) -> bytes:
-    """What only someone with the key can say about a nonce; the roles keep it from being said back."""
-    return hmac.new(key, role + nonce, hashlib.sha256).digest()
 
 
 def _dial(address: str, timeout: float) -> socket.socket:
@@ -242,16 +272,18 @@ def _send(sock: socket.socket, frame: bytes) -> None:
     sock.sendall(LENGTH.pack(len(frame)) + frame)
 
 
-def _receive(sock: socket.socket) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
-    if length > STRANGER:
+def _receive(sock: socket.socket, until: float, expected: int) -> bytes:
+    (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size, until))
+    if length != expected:
         raise EOFError
-    return _exactly(sock, length)
+    return _exactly(sock, length, until)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: socket.socket, count: int, until: float) -> bytes:
+    """So many bytes in this time: a stranger who sends one now and then holds nobody up."""
     data = b""
     while len(data) < count:
+        sock.settimeout(max(0.001, until - time.monotonic()))
         part = sock.recv(count - len(data))
         if not part:
             raise EOFError

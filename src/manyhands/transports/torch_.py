@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manyhands.addresses import listener
+from manyhands.addresses import source as _source
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.place import Place
 from manyhands.transports import wire
@@ -256,10 +258,10 @@ def _rendezvous(place: Place, timeout: float) -> tuple[Any, str]:
     """A store that rank 0 keeps on a port of its own and tells the others by the line, and its address."""
     patience = timedelta(seconds=timeout)
     address = _address(place) if place.rank == 0 else ""
-    kept = _store(address, 0, True, patience) if place.rank == 0 else None
+    kept = _keep(address, patience) if place.rank == 0 else None
     address, port = place.line.exchange((address, kept.port) if kept else None)[0]
     try:
-        return kept or _store(address, port, False, patience), address
+        return kept or _store(address, port, patience), address
     except RuntimeError as error:
         raise ManyhandsError(
             f"transport torch: worker {place.rank} on {place.host} cannot reach worker 0 at {address}:{port} "
@@ -267,9 +269,22 @@ def _rendezvous(place: Place, timeout: float) -> tuple[Any, str]:
         ) from error
 
 
-def _store(address: str, port: int, keeps: bool, patience: timedelta) -> Any:
+def _keep(address: str, patience: timedelta) -> Any:
+    """The store itself, at one address: left alone it listens on all, and asks nobody for a password."""
+    try:
+        listening = listener(address, 0)
+    except OSError as error:
+        raise UsageError(
+            f"transport torch: worker 0 cannot listen at {address}: {error.strerror or error} "
+            "(MASTER_ADDR says by which address of its host others reach it)"
+        ) from error
+    port = listening.getsockname()[1]
+    return _store(address, port, patience, is_master=True, master_listen_fd=listening.detach())
+
+
+def _store(address: str, port: int, patience: timedelta, **keeping: Any) -> Any:
     return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=keeps, timeout=patience, wait_for_workers=False
+        address, port, timeout=patience, wait_for_workers=False, **keeping
     )
 
 
@@ -284,13 +299,6 @@ def _address(place: Place) -> str:
         return _source(others[0])
     except OSError:
         return socket.gethostname()
-
-
-def _source(address: str) -> str:
-    """The address of ours from which a packet to another would leave."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 @contextmanager
@@ -313,12 +321,12 @@ def _interface_towards(address: str) -> Iterator[None]:
 def _interface(address: str) -> str | None:
     get_address = 0x8915  # SIOCGIFADDR of Linux
     try:
-        source = socket.inet_aton(_source(address))
+        ours = socket.inet_aton(_source(address))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             for _, name in socket.if_nameindex():
                 with suppress(OSError):  # an interface without an address
                     request = struct.pack("256s", name.encode()[:15])
-                    if fcntl.ioctl(probe, get_address, request)[20:24] == source:
+                    if fcntl.ioctl(probe, get_address, request)[20:24] == ours:
                         return name
     except OSError:
         pass
