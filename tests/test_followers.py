@@ -178,6 +178,26 @@ def test_one_that_leaves_the_process_is_switched_off_too(here: Path) -> None:
     assert "the page was switched off: SystemExit: 3; training goes on without it" in good.notices
 
 
+@pytest.mark.usefixtures("brief")
+def test_one_that_was_left_behind_is_not_heard_of_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its error comes when all is over, and would be a second sentence."""
+    release = threading.Event()
+
+    def late() -> None:
+        release.wait()
+        fail()
+
+    follow(Hears("started", late), folder=here / "run")
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name == "follower the page":
+            thread.join(10.0)
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("the page was left behind: ")
+
+
 def test_a_second_ctrl_c_does_not_wait_for_them(stuck: Callable[[], object]) -> None:
     from manyhands.followers import SOON, Followers
 

@@ -11,6 +11,7 @@ follower: a step that cannot be written down must not be made, so a full disk st
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from manyhands.errors import ManyhandsError
-from manyhands.progress import Silent, standard_error
+from manyhands.progress import Silent
 from manyhands.record import Observer, RunRecord, Start, StepRecord
 
 STEPS = 10_000  # that wait for a follower; more are left out
@@ -113,7 +114,7 @@ class _Follower:
         self._thread: threading.Thread | None = None
         self._since: float | None = None  # when the call began that it is in
         self._event = ""  # which it is
-        self._late = self._in_a_hurry = False
+        self._late = self._in_a_hurry = self._left = False
 
     def put(self, event: str, *what: Any) -> None:
         """What is never left out, since it comes seldom."""
@@ -143,6 +144,7 @@ class _Follower:
             return
         self._in_a_hurry = True
         if not self._done.wait(max(LEAST, until + LATER - time.monotonic())):
+            self._left = True  # what it does from now on is of no interest
             self._others.told_by(self, f"{self.name} was left behind: {self._how_late()}")
 
     def _how_late(self) -> str:
@@ -163,7 +165,8 @@ class _Follower:
             self._since = None
             over = self._event in ("ended", "close")
             goes_on = "the run does not need it" if over else "training goes on without it"
-            self._others.told_by(self, f"{self.name} was switched off: {reason_of(error)}; {goes_on}")
+            if not self._left:
+                self._others.told_by(self, f"{self.name} was switched off: {reason_of(error)}; {goes_on}")
             self._calls.clear()
             if self._event != "close":
                 with contextlib.suppress(BaseException):  # one sentence is enough
@@ -199,7 +202,7 @@ def aloud(text: str) -> None:
 
     def say() -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody is left to be told
-            print(text, file=standard_error(), flush=True)
+            print(text, file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=say, name="follower aloud", daemon=True)
     thread.start()

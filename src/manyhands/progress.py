@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -18,21 +17,8 @@ from manyhands.record import Observer, RunRecord, Start, StepRecord
 
 def for_people() -> Observer:
     """A bar where standard error is a terminal, lines where it is a file or a pipe."""
-    console = Console(file=standard_error(), stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False)
     return Bar(console) if console.is_terminal else Lines()
-
-
-def standard_error() -> TextIO:
-    """Standard error behind a lock of our own.
-
-    Whoever stops reading it (Ctrl-S, a pipe into a process that sleeps) stops the thread that writes here.
-    Python's own stream would be locked by then, and the process could not even end.
-    """
-    stream = sys.__stderr__
-    if stream is None or stream is not sys.stderr:  # redirected: to a notebook, a test, a file in memory
-        return sys.stderr
-    # a person's task may print what its terminal cannot show, and that must not end anything either
-    return open(stream.fileno(), "w", encoding=stream.encoding, errors="backslashreplace", closefd=False)
 
 
 class Silent:
@@ -148,7 +134,6 @@ class Lines:
     def __init__(self) -> None:
         self._rate: _Rate | None = None
         self._told = 0.0
-        self._file = standard_error()
 
     def started(self, start: Start) -> None:
         """The headline."""
@@ -182,7 +167,7 @@ class Lines:
 
     def notice(self, text: str) -> None:
         """One line."""
-        print(words.printed(text), file=self._file, flush=True)
+        print(words.printed(text), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
