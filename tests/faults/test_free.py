@@ -201,7 +201,7 @@ def test_strict_is_strict(
     first, *_, last = str(caught.value).splitlines()
     deed = FAULTS[fault].rpartition("; ")[0]
     assert re.fullmatch(rf"worker {lost} of {ranks} \(.*\) {deed}", first), str(caught.value)
-    assert last.endswith(f"continue with: manyhands train --resume {here / 'run'}")
+    assert last.endswith(f" with: manyhands train --resume {here / 'run'}")
     assert caught.value.rank == lost
 
 

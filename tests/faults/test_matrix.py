@@ -107,7 +107,7 @@ def test_a_fault_ends_the_run(
     first, *rest = str(caught.value).splitlines()
     assert re.fullmatch(FAULTS[fault], first), str(caught.value)
     assert re.fullmatch(r"worker 0 was (waiting )?in \w+ [\d,]+.*; it was stopped after .*", rest[-2]), rest
-    assert rest[-1].endswith(f"continue with: manyhands train --resume {here / 'run'}")
+    assert rest[-1].endswith(f" with: manyhands train --resume {here / 'run'}")
     assert seconds < 5 + (TIMEOUT if fault in HANGS else 0)
     assert left_behind(here) == []
 

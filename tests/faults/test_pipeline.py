@@ -68,7 +68,7 @@ def test_a_fault_ends_the_run(fault: str, here: Path, monkeypatch: pytest.Monkey
     ), first
     other = rf"worker {1 - rank} was (waiting )?in {awaited} [\d,]+.*; it was stopped after .*"
     assert re.fullmatch(other, rest[-2]), rest
-    assert rest[-1].endswith(f"continue with: manyhands train --resume {here / 'run'}")
+    assert rest[-1].endswith(f" with: manyhands train --resume {here / 'run'}")
     assert seconds < 30  # a few, on a quiet machine; not the half hour that a wait may last
     assert left_behind(here) == []
 
