@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,3 +38,14 @@ def count(request: pytest.FixtureRequest) -> int | None:
 def drawn(request: pytest.FixtureRequest) -> random.Random:
     """A generator for this test: the same for the same seed, another for another test."""
     return random.Random(f"{request.config.getoption('--seed')}:{request.node.name}")
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Print what a drill came to, whatever pytest captures."""
+
+    def aloud(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}")
+
+    return aloud

@@ -244,7 +244,11 @@ def furnish(folder: Path) -> None:
 
 
 def test_every_command_line_is_answered(
-    place: Path, count: int | None, drawn: random.Random, monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    count: int | None,
+    drawn: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    say: Callable[[str], None],
 ) -> None:
     failed, codes = [], dict[int | None, int]()
     for number in range(count or COUNT):
@@ -257,5 +261,5 @@ def test_every_command_line_is_answered(
         codes[ending.status] = codes.get(ending.status, 0) + 1
         if fault := wrong(ending):
             failed.append(f"{fault}: manyhands {shlex.join(words)[:400]!r}\n    {ending.error[-600:]}")
-    print(f"{sum(codes.values())} command lines: wait status and how often {codes}")
+    say(f"{sum(codes.values())} command lines: wait status and how often {codes}")
     assert not failed, f"{len(failed)} of {sum(codes.values())}:\n" + "\n".join(failed)

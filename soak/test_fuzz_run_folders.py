@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     drills.quick(monkeypatch)
 
 
-def test_readers(tmp_path: Path, count: int | None, drawn: random.Random) -> None:
+def test_readers(tmp_path: Path, count: int | None, drawn: random.Random, say: Callable[[str], None]) -> None:
     """No crash, no hang, no error that nobody foresaw, no file outside the folder changed."""
     number = count or READ
     found = fuzzing.all_of(
         drills.readers(drills.a_study(tmp_path / "study"), drawn.random()), number, limit=60
     )
-    print(f"\nread: {number:,} damaged folders, {len(found)} findings")
+    say(f"read: {number:,} damaged folders, {len(found)} findings")
     assert not found, fuzzing.told(found)
 
 
-def test_runs_go_on(tmp_path: Path, count: int | None, drawn: random.Random) -> None:
+def test_runs_go_on(
+    tmp_path: Path, count: int | None, drawn: random.Random, say: Callable[[str], None]
+) -> None:
     """The same for `train --resume`; half of the damage is to checkpoints, whose checksum is right then."""
     number = count or RESUMED
     run = drills.a_run(tmp_path / "run")
     found = fuzzing.all_of(drills.going_on(run, drawn.random(), deep=True), number, limit=60)
-    print(f"\nresumed: {number:,} damaged folders, {len(found)} findings")
+    say(f"resumed: {number:,} damaged folders, {len(found)} findings")
     assert not found, fuzzing.told(found)

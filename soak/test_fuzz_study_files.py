@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -12,10 +13,12 @@ import fuzzing
 READ = 2_000
 
 
-def test_study_files(monkeypatch: pytest.MonkeyPatch, count: int | None, drawn: random.Random) -> None:
+def test_study_files(
+    monkeypatch: pytest.MonkeyPatch, count: int | None, drawn: random.Random, say: Callable[[str], None]
+) -> None:
     """No crash, no hang, no error that nobody foresaw."""
     drills.quick(monkeypatch)
     number = count or READ
     found = fuzzing.all_of(drills.studies(drawn.random()), number, limit=60)
-    print(f"\nread: {number:,} damaged study files, {len(found)} findings")
+    say(f"read: {number:,} damaged study files, {len(found)} findings")
     assert not found, fuzzing.told(found)

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -117,7 +117,7 @@ def same(whole: RunFolder, killed: RunFolder) -> None:
 
 @pytest.mark.alone
 def test_killed_at_random_every_run_ends_with_the_same_bits(
-    tmp_path: Path, count: int | None, drawn: random.Random, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, count: int | None, drawn: random.Random, say: Callable[[str], None]
 ) -> None:
     (tmp_path / "noisy.py").write_text(TASK)
     wholes: dict[str, RunFolder] = {}
@@ -151,7 +151,5 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
     said = (
         f"{hits.total()} killed runs ended with the same bits ({kills.total()} kills; {late} came too late)"
     )
-    with capsys.disabled():
-        print(f"\n{said}")
-        for name, times in (*sorted(hits.items()), *sorted(kills.items())):
-            print(f"  {times:3d} {name}")
+    counts = (f"  {times:3d} {name}" for name, times in (*sorted(hits.items()), *sorted(kills.items())))
+    say("\n".join([said, *counts]))

@@ -30,7 +30,7 @@ def test_readers_of_damaged_folders(tmp_path: Path) -> None:
 
 def test_runs_that_go_on_in_damaged_folders(tmp_path: Path) -> None:
     run = drills.a_run(tmp_path / "run")
-    found = fuzzing.all_of(drills.going_on(run, SEED, deep=False), COUNT // 4, limit=30)
+    found = fuzzing.all_of(drills.going_on(run, SEED, deep=True), COUNT // 4, limit=30)
     assert not found, fuzzing.told(found)
 
 
