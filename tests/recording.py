@@ -47,11 +47,11 @@ class Recording:
 
     def random_state(self) -> dict[str, Tensor]:
         self._note("random_state")
-        return {"random/cuda": torch.tensor([40 + self.index], dtype=torch.uint8)}
+        return {"random/cuda": torch.full((16,), 40 + self.index, dtype=torch.uint8)}
 
     def restore_random_state(self, tensors: Mapping[str, Tensor]) -> None:
         found = tensors.get("random/cuda")
-        self._note(f"restore {'nothing' if found is None else found.tolist()}")
+        self._note(f"restore {'nothing' if found is None else found[:1].tolist()}")
 
     def held(self) -> int:
         self._note("held")

@@ -422,7 +422,7 @@ def test_a_compiled_model_is_saved_under_plain_names(here: Path) -> None:
         assert {"model/0.weight", "optimizer/momentum_buffer/0.bias"} <= load_file(last).keys()
         run.forge(lambda tensors, state, prefix=prefix: renamed(tensors, prefix), last)
         before.unlink()
-        assert run.resume() == []
+        assert [said for said in run.resume() if not said.startswith("importing ")] == []
         assert run.is_whole()
 
 

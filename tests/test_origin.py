@@ -29,7 +29,7 @@ class Net(torch.nn.Module):
 
 
 def task(model):
-    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8))
+    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8).long())
     loss = torch.nn.functional.mse_loss
     return mh.Task(name="faulty", model=model, train=data, test=data, loss=loss, target=0.0)
 

@@ -75,7 +75,7 @@ def test_answers_failures_machine_and_commands_are_there(study: Path) -> None:
 
 def test_every_run_is_a_row_with_a_way_to_it(study: Path) -> None:
     text = (study / "report.html").read_text()
-    ways = re.findall(r'<td><a href="([^"]+)">mnist-\w+-[0-9a-f]{8}</a></td>', text)
+    ways = re.findall(r'<td><a href="([^"]+)">mnist-\w+-[0-9a-f]{12}</a></td>', text)
     assert len(ways) == len(rich(study, repeats=2).records)
     assert all(way.endswith("/result.json") for way in ways)
 

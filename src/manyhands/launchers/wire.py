@@ -297,4 +297,5 @@ def _forsake() -> None:
         wire.close()
 
 
-os.register_at_fork(after_in_child=_forsake)
+if hasattr(os, "register_at_fork"):  # where no process can be forked, none holds a wire open
+    os.register_at_fork(after_in_child=_forsake)

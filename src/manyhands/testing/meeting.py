@@ -133,3 +133,18 @@ def hands_around(transport: Transport) -> None:
     for name, tensor in made.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
+
+
+def ring(transport: Transport) -> None:
+    """Three messages each to the next rank, then three from the one before."""
+    if transport.size == 1:
+        return
+    after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    for turn in range(5):
+        for number in range(3):
+            message = torch.tensor([transport.rank, turn, number])
+            transport.send(message, after)
+            message.fill_(-1)  # a message that was sent is the sender's again
+        for number in range(3):
+            received = transport.recv(torch.zeros(3, dtype=torch.int64), before)
+            assert received.tolist() == [before, turn, number]

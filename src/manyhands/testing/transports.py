@@ -25,6 +25,7 @@ from manyhands.testing.meeting import (
     hands_around,
     listens,
     listens_in_vain,
+    ring,
     takes_turns,
 )
 from manyhands.transports.base import Transport
@@ -268,21 +269,6 @@ def gathers(transport: Transport) -> None:
         assert torch.equal(part, _random(700_000 * rank, rank))
     turned = torch.arange(6).view(2, 3).t()
     assert all(torch.equal(part, turned) for part in transport.all_gather(turned))
-
-
-def ring(transport: Transport) -> None:
-    """Three messages each to the next rank, then three from the one before."""
-    if transport.size == 1:
-        return
-    after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
-    for turn in range(5):
-        for number in range(3):
-            message = torch.tensor([transport.rank, turn, number])
-            transport.send(message, after)
-            message.fill_(-1)  # a message that was sent is the sender's again
-        for number in range(3):
-            received = transport.recv(torch.zeros(3, dtype=torch.int64), before)
-            assert received.tolist() == [before, turn, number]
 
 
 def messages(transport: Transport) -> None:
