@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from manyhands.device import HOST
 from manyhands.place import Place
 from manyhands.station import own_state
 from manyhands.stopping import Stop
@@ -49,7 +50,7 @@ def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     line = Line(pipe)
     try:
-        with own_state(1), Stop() as stop:
+        with own_state(1, HOST), Stop() as stop:
             session = Session(Place(rank, hosts, line), job, 1, stop)
             try:
                 session._run()
