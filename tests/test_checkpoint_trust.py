@@ -365,6 +365,16 @@ def test_what_is_not_a_file_is_not_opened(harmed: Run, what: str) -> None:
     )
 
 
+def test_a_hole_larger_than_memory_is_not_read(harmed: Run) -> None:
+    """It takes no room on the disk, and would have taken all memory."""
+    odd = harmed.folder / "checkpoints/step-000000060.safetensors"
+    odd.touch()
+    os.truncate(odd, 10**12)
+    (said,) = harmed.resume()
+    assert said.startswith(f"{odd} cannot be read (it is larger than ")
+    assert harmed.is_whole()
+
+
 def test_a_run_without_checkpoints_promises_nothing(harmed: Run) -> None:
     """A bug at the first step is not mended by going on."""
     shutil.rmtree(harmed.folder / "checkpoints")

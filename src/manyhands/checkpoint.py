@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from manyhands import environment
 from manyhands.device import HOST, Device
 from manyhands.errors import CheckpointError
 from manyhands.files import cannot_write, read_regular, remove_partial, write_atomically
@@ -118,9 +119,11 @@ class Checkpoints:
 def load(path: Path, runs: frozenset[str]) -> Checkpoint:
     """Read a checkpoint of one of these runs, checked to the last byte."""
     try:
-        content = read_regular(path)
+        content = read_regular(path, environment.memory() or None)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({_reason(error)})") from None
+    except MemoryError:
+        raise CheckpointError(f"{path} cannot be read (it does not fit into memory)") from None
     try:
         tensors = safetensors.torch.load(content)
         metadata = _metadata(content)

@@ -106,23 +106,28 @@ def damage_folder(folder: Path, outside: Path, drawn: random.Random) -> str:
 
 
 def _bytes(path: Path, outside: Path, drawn: random.Random) -> None:
-    if path.is_file() and not path.is_symlink():
+    if _is_plain(path):
         path.write_bytes(damaged_bytes(path.read_bytes(), drawn))
 
 
 def _json(path: Path, outside: Path, drawn: random.Random) -> None:
     """A document, or one of the lines, with another structure."""
-    if not path.is_file() or path.is_symlink() or path.suffix not in (".json", ".jsonl"):
+    if not _is_plain(path) or path.suffix not in (".json", ".jsonl"):
         return
     lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
     number = drawn.randrange(len(lines)) if lines else 0
     try:
         changed = json.dumps(damaged_json(json.loads(lines[number]), drawn)).encode()
-    except (ValueError, IndexError):  # damaged before
+    except (ValueError, IndexError, RecursionError):  # damaged before
         return
     deep = b"[" * 5000 + b"]" * 5000  # deeper than `json` itself goes
     lines[number] = deep if drawn.random() < 0.03 else changed
     path.write_bytes(b"\n".join(lines) + b"\n")
+
+
+def _is_plain(path: Path) -> bool:
+    """A file that can be read and written: no link, pipe or hole that an earlier damage has left."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 10**7
 
 
 def _replaced(path: Path) -> None:
@@ -171,11 +176,9 @@ def _hole(path: Path, outside: Path, drawn: random.Random) -> None:
 
 def _swapped(path: Path, outside: Path, drawn: random.Random) -> None:
     """Another file's content."""
-    others = [each for each in path.parent.iterdir() if each.is_file() and not each.is_symlink()]
-    if others and not path.is_dir() and not path.is_symlink():
-        other = drawn.choice(sorted(others))
-        if other.stat().st_size < 10**7:  # not a hole
-            path.write_bytes(other.read_bytes())
+    others = sorted(each for each in path.parent.iterdir() if _is_plain(each))
+    if others and (_is_plain(path) or not os.path.lexists(path)):
+        path.write_bytes(drawn.choice(others).read_bytes())
 
 
 def damage_checkpoint(path: Path, drawn: random.Random) -> str:
