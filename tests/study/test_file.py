@@ -101,6 +101,14 @@ BAD = {
         GRID + "share = 0.5",
         "s.toml, line 3: share must be a whole number of at least 1, got 0.5",
     ),
+    "a rate that is a list": (
+        GRID + "lr = [[0.1], 0.2]",
+        "s.toml, line 3: lr must be a number, got [0.1]",
+    ),
+    "a rate in words": (
+        GRID + "recipe_options.lr = ['fast', 0.2]",
+        "s.toml, line 1: lr must be a number, got 'fast'",  # the grid's
+    ),
     "two rates": (
         GRID + "lr = 0.1\nrecipe_options.lr = 0.2",
         "s.toml, line 3: lr is short for recipe_options.lr: give one of them",

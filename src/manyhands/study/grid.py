@@ -176,6 +176,9 @@ def _fields(flat: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(share, int) or share < 1:
             raise SlipError("share", f"share must be a whole number of at least 1, got {shown(share)}")
         fields["batch"] = share * workers
+    lr = fields.get("recipe_options", {}).get("lr", 0.0)
+    if isinstance(lr, bool) or not isinstance(lr, int | float):
+        raise SlipError("lr", f"lr must be a number, got {shown(lr)}")
     return fields
 
 
