@@ -97,7 +97,9 @@ class Pacer:
         if since is None:
             return None
         spent = training_phases(self._last.totals)
-        low, *_, high = statistics.quantiles(lengths, n=10) if len(lengths) > 1 else (lengths[0],) * 9
+        low = high = lengths[0]
+        if len(lengths) > 1:  # inclusive: else a quantile of few steps lies beyond the quickest, even below 0
+            low, *_, high = statistics.quantiles(lengths, n=10, method="inclusive")
         synchronized = self._last.synchronized - since.synchronized
         return Pace(
             steps=len(self._lengths) - self._left_out,
