@@ -18,7 +18,7 @@ from manyhands.place import Place
 from manyhands.station import own_state
 from manyhands.stopping import Stop
 from manyhands.worker import Job, Session
-from transports.gangs import PipeLine, attend, context, say
+from transports.gangs import PipeLine, begun, say
 
 
 class Line(PipeLine):
@@ -68,22 +68,6 @@ def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
 def together(job: Job, folders: Sequence[Path], hosts: Sequence[str] = ()) -> list[Sat]:
     """Run a job with a rank in each folder; the first failure by rank is raised."""
     torch.set_num_threads(1)
-    pipes, ranks = [], []
-    for rank, folder in enumerate(folders):
-        ours, theirs = context.Pipe()
-        mine = replace(job, folder=folder)
-        arguments = (theirs, rank, tuple(hosts) or ("here",) * len(folders), mine)
-        ranks.append(context.Process(target=sit, args=arguments))
-        ranks[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    try:
-        return attend(pipes)
-    finally:
-        for process in ranks:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for pipe in pipes:
-            pipe.close()
+    where = tuple(hosts) or ("here",) * len(folders)
+    jobs = [replace(job, folder=folder) for folder in folders]
+    return begun(sit, [(rank, where, mine) for rank, mine in enumerate(jobs)])

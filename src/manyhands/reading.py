@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -32,6 +32,7 @@ _OPEN = ("spec", "recipe", "choices")  # parts of a record with a schema of thei
 _BY_RANK = ("traffic", "hosts", "shares", "memory", "pace", "timeline")
 
 Count = Annotated[int, Ge(0), Lt(2**63)]
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class FaultError(ValueError):
@@ -85,15 +86,11 @@ def spec(path: Path, content: bytes) -> RunSpec:
 
 def record(path: Path) -> RunRecord:
     """result.json."""
-    content = _content(path)
+    found = _parsed(path, RunRecord, "is not a run's result")
     try:
-        table(content)
-        found = RunRecord.model_validate_json(content)
         _check_options(found.spec)
         _check_choices(found.choices)
         _check_record(found)
-    except ValidationError as error:
-        raise ManyhandsError(f"{path} is not a run's result: {_where(error)}") from None
     except FaultError as fault:
         raise ManyhandsError(f"{path} is damaged: {fault}") from None
     return found
@@ -101,12 +98,17 @@ def record(path: Path) -> RunRecord:
 
 def environment(path: Path) -> Environment:
     """environment.json."""
+    return _parsed(path, Environment, "does not describe an environment")
+
+
+def _parsed(path: Path, model: type[_Model], otherwise: str) -> _Model:
+    """An object of JSON as a model has it, or one sentence."""
     content = _content(path)
     try:
         table(content)
-        return Environment.model_validate_json(content)
+        return model.model_validate_json(content)
     except ValidationError as error:
-        raise ManyhandsError(f"{path} does not describe an environment: {_where(error)}") from None
+        raise ManyhandsError(f"{path} {otherwise}: {_where(error)}") from None
     except FaultError as fault:
         raise ManyhandsError(f"{path} is damaged: {fault}") from None
 

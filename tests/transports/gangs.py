@@ -84,10 +84,15 @@ def serve(pipe: Connection, make: Make, rank: int, hosts: tuple[str, ...], funct
 
 def processes(make: Make, hosts: Sequence[str], function: Rank) -> list[Any]:
     """Run the function at each rank in a process of its own; the first failure by rank is raised."""
+    return begun(serve, [(make, rank, tuple(hosts), function) for rank in range(len(hosts))])
+
+
+def begun(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Run the target once for each of these, in a process with a pipe to here; what all of them said."""
     pipes, workers = [], []
-    for rank in range(len(hosts)):
+    for each in arguments:
         ours, theirs = context.Pipe()
-        worker = context.Process(target=serve, args=(theirs, make, rank, tuple(hosts), function))
+        worker = context.Process(target=target, args=(theirs, *each))
         worker.start()
         theirs.close()
         pipes.append(ours)
