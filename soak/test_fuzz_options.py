@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from manyhands import cli
-from manyhands.folder import RunFolder
+from manyhands.records.run_folder import RunFolder
 from manyhands.testing.records import record
 
 COUNT = 300
@@ -217,8 +217,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     import sklearn.datasets  # noqa: F401
     import torch
 
-    from manyhands import run, study, verify, worker  # noqa: F401
-
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -231,11 +229,11 @@ def furnish(folder: Path) -> None:
     (folder / "here.py").write_text(HERE)
     made = record()
     for name in ("finished", "begun", "odd"):
-        run = RunFolder(folder / name)
-        run.create()
-        run.write_spec(made.spec.replace(task="quadratic"))
+        train = RunFolder(folder / name)
+        train.create()
+        train.write_spec(made.spec.replace(task="quadratic"))
         if name != "begun":
-            run.write_record(made.model_copy(update={"run": name}))
+            train.write_record(made.model_copy(update={"run": name}))
     (folder / "odd/steps.jsonl").write_text(
         '{"step": 1, "epoch": 0, "samples": 8, "loss": null, "lr": 0.1, "seconds": 0.1, "phases": {}}\n' * 3
     )

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from children import Child
 from faults.test_kill_and_resume import TASK
-from manyhands.checkpoint import Checkpoints
-from manyhands.folder import RunFolder
-from manyhands.record import StepRecord
+from manyhands.engine.checkpoint.storage import Checkpoints
+from manyhands.records.record import StepRecord
+from manyhands.records.run_folder import RunFolder
 from manyhands.testing.launchers import left_over
 
 DRILLS = 60  # runs that are really hit

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from manyhands import cli, environment
+from manyhands import cli
+from manyhands.core import environment
 
 # Examples on a shared machine take as long as they take.
 settings.register_profile("manyhands", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -24,7 +25,7 @@ SHARED = ROOT.parent / "shared"
 
 # What watches deadlines, the host's shared memory or its speed must not run beside other tests.
 ALONE = (
-    "faults", "launchers", "transports", "test_benchmarks.py", "test_free_runs.py", "test_allocator.py",
+    "faults", "launchers", "transports", "test_benchmarks.py", "test_async_runs.py", "test_allocator.py",
     "test_offload_runs.py", "test_commands.py",
 )  # fmt: skip
 

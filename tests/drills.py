@@ -7,13 +7,13 @@ from pathlib import Path
 import manyhands as mh
 from conftest import ROOT
 from fuzzing import Drill, Outside, answered, damaged_copy, faults, generator, place
-from manyhands.errors import ManyhandsError
-from manyhands.folder import RunFolder
-from manyhands.record import StepRecord
+from manyhands.core.errors import ManyhandsError
+from manyhands.records.record import StepRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.study_results import Cell, StudyFolder
 from manyhands.report import page
-from manyhands.results import Cell, StudyFolder
 from manyhands.study import estimate
-from manyhands.testing import mutations
+from manyhands.testing import damage
 from manyhands.testing.records import record
 
 SMALL = """
@@ -153,7 +153,7 @@ def studies(seed: float) -> Drill:
         with place() as here:
             outside = Outside(here / "outside")
             text = drawn.choice([SMALL, SMALL, *texts])
-            Path("s.toml").write_bytes(mutations.damaged_study(text, drawn))
+            Path("s.toml").write_bytes(damage.damaged_study(text, drawn))
             words = ("study", "s.toml", "--dry-run")
             wrong = faults(words, *answered(*words))
             done = Path("s.toml").read_bytes().decode(errors="replace") if wrong else ""

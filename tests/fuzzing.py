@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyhands import cli
-from manyhands.testing import mutations
+from manyhands.testing import damage
 
 CATCH_ALL = "the whole traceback is in "
 Drill = Callable[
@@ -169,8 +169,8 @@ def damaged_copy(base: Path, into: Path, outside: Outside, drawn: random.Random,
     shutil.copytree(base, into, symlinks=True)
     checkpoints = sorted(into.rglob("step-*.safetensors"))
     if deep and checkpoints and drawn.random() < 0.5:
-        return mutations.damage_checkpoint(checkpoints[-1], drawn)
-    return mutations.damage_folder(into, outside.path, drawn)
+        return damage.damage_checkpoint(checkpoints[-1], drawn)
+    return damage.damage_folder(into, outside.path, drawn)
 
 
 def told(found: list[Finding]) -> str:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands import device
-from manyhands.device import HOST
-from manyhands.place import Place
-from manyhands.worker import Job, work
+from manyhands.core.rank_info import RankInfo
+from manyhands.devices import device
+from manyhands.devices.device import HOST
+from manyhands.engine.job import Job
+from manyhands.engine.session import work
 
 HELD, MOST = 70_000_000, 123_456_789  # bytes
 calls: list[tuple[int, str]] = []  # the GPU's number, and what it was asked
@@ -109,7 +110,7 @@ def install(patch: pytest.MonkeyPatch, gpus: int = 2) -> list[tuple[int, str]]:
     return calls
 
 
-def fake_work(place: Place, job: Job) -> tuple[Any, list[tuple[int, str]]]:
+def fake_work(place: RankInfo, job: Job) -> tuple[Any, list[tuple[int, str]]]:
     """Be one rank with fake GPUs, in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         asked = install(patch)

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manyhands.device import HOST
-from manyhands.place import Place
-from manyhands.station import own_state
-from manyhands.stopping import Stop
-from manyhands.worker import Job, Session
+from manyhands.core.rank_info import RankInfo
+from manyhands.core.signals import StopRequest
+from manyhands.devices.device import HOST
+from manyhands.engine.context import own_state
+from manyhands.engine.job import Job
+from manyhands.engine.session import Session
 from transports.gangs import PipeLine, begun, say
 
 
@@ -50,8 +51,8 @@ def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     line = Line(pipe)
     try:
-        with own_state(1, HOST), Stop() as stop:
-            session = Session(Place(rank, hosts, line), job, 1, stop)
+        with own_state(1, HOST), StopRequest() as stop:
+            session = Session(RankInfo(rank, hosts, line), job, 1, stop)
             try:
                 session._run()
                 state = session.station.worker.model.state_dict()

@@ -38,10 +38,10 @@ def test_the_import_arrows_hold() -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("record.py", "import torch"),
+        ("records/record.py", "import torch"),
         ("launchers/inline.py", "from manyhands.strategies import single"),
-        ("trainer.py", "from manyhands.strategies.single import Single"),
-        ("data/order.py", "from manyhands import run"),
+        ("engine/loop.py", "from manyhands.strategies.single import Single"),
+        ("data/order.py", "from manyhands import runs"),
         ("study/grid.py", "import manyhands.testing.tasks"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 import drills
 import fuzzing
-from manyhands.testing import mutations
+from manyhands.testing import damage
 
 SEED, COUNT = 7, 100
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="drills are forked")
@@ -64,7 +64,7 @@ def test_drills_find_what_they_look_for(tmp_path: Path) -> None:
 
 
 def test_a_seed_draws_the_same_damage_again(tmp_path: Path) -> None:
-    texts = {mutations.damaged_study(drills.SMALL, fuzzing.generator(1, number)) for number in range(50)}
-    again = {mutations.damaged_study(drills.SMALL, fuzzing.generator(1, number)) for number in range(50)}
+    texts = {damage.damaged_study(drills.SMALL, fuzzing.generator(1, number)) for number in range(50)}
+    again = {damage.damaged_study(drills.SMALL, fuzzing.generator(1, number)) for number in range(50)}
     assert texts == again
     assert len(texts) > 40

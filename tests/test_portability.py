@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from conftest import called
-from manyhands import locks
-from manyhands.arrange import check_system
-from manyhands.errors import StorageError, UsageError
-from manyhands.folder import RunFolder
-from manyhands.results import StudyFolder
+from manyhands.core import file_locks
+from manyhands.core.errors import StorageError, UsageError
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.study_results import StudyFolder
+from manyhands.runs.defaults import check_system
 
 ELSEWHERE = Path(__file__).with_name("elsewhere.py")
 NEEDS_LINUX = (
@@ -66,9 +66,9 @@ def opened(path: Path) -> int:
 def held_by_one(path: Path) -> None:
     """As processes would: descriptors that were opened by themselves lock each other out."""
     first, second = opened(path), opened(path)
-    assert locks.take(first)
-    assert not locks.take(second)
-    waited = threading.Thread(target=locks.take, args=(second,), kwargs={"wait": True}, daemon=True)
+    assert file_locks.take(first)
+    assert not file_locks.take(second)
+    waited = threading.Thread(target=file_locks.take, args=(second,), kwargs={"wait": True}, daemon=True)
     waited.start()
     waited.join(0.05)
     assert waited.is_alive()
@@ -104,18 +104,18 @@ class Msvcrt:
 
 def test_a_lock_of_windows_has_one_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = Msvcrt()
-    monkeypatch.setattr(locks, "_fcntl", None)
-    monkeypatch.setattr(locks, "_msvcrt", windows)
+    monkeypatch.setattr(file_locks, "_fcntl", None)
+    monkeypatch.setattr(file_locks, "_msvcrt", windows)
     held_by_one(tmp_path / "lock")
-    assert set(windows.at.values()) <= {locks.BYTE}
+    assert set(windows.at.values()) <= {file_locks.BYTE}
     with RunFolder(tmp_path).claimed():
-        assert list(windows.at.values()) == [locks.BYTE]  # not one that says who has it
+        assert list(windows.at.values()) == [file_locks.BYTE]  # not one that says who has it
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
 def test_without_locks_everybody_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_fcntl", None)
-    monkeypatch.setattr(locks, "_msvcrt", None)
+    monkeypatch.setattr(file_locks, "_fcntl", None)
+    monkeypatch.setattr(file_locks, "_msvcrt", None)
     with RunFolder(tmp_path).claimed(), RunFolder(tmp_path).claimed():
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 

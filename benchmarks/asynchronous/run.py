@@ -26,7 +26,7 @@ import sides
 from sides import Rate
 
 import manyhands as mh
-from manyhands.errors import DivergedError
+from manyhands.core.errors import DivergedError
 
 BATCH = 32  # samples a worker
 TASKS = ("mnist-cnn", "mnist-mlp", "sparse-logistic")

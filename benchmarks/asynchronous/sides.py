@@ -16,9 +16,9 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import manyhands as mh
-from manyhands.allocator import kept_memory
+from manyhands.core.allocator import kept_memory
 from manyhands.data.order import Order
-from manyhands.folder import RunFolder
+from manyhands.records.run_folder import RunFolder
 from manyhands.tasks import find
 
 WARM_UP = 0.25  # of the time of a run, which says nothing

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from manyhands.recipes.members import constant
-from manyhands.spec import RunSpec
-from manyhands.strategies.server import server
+from manyhands.records.spec import RunSpec
+from manyhands.strategies.asynchronous.server import server
 from manyhands.tasks.quadratic import points, quadratic, stiffness
-from manyhands.testing.script import Turn, play
+from manyhands.testing.scripted import Turn, play
 
 SAMPLES, DIMENSIONS, CONDITION, EPOCHS, LR = 48, 3, 10.0, 10, 0.4
 

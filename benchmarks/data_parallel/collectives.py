@@ -16,8 +16,8 @@ from importlib.util import find_spec
 
 from exchanges import SIZES, all_reduces, arena_reduces, copies
 
-from manyhands.launchers.local import Local
-from manyhands.launchers.mpi import Mpi
+from manyhands.launchers.local import LocalLauncher
+from manyhands.launchers.mpi import MpiLauncher
 
 
 def main() -> None:
@@ -29,13 +29,13 @@ def main() -> None:
     arguments = parser.parse_args()
     workers = arguments.workers
     sides: dict[str, Callable[[], list[float]]] = {
-        "copy": lambda: Local().launch(copies, 1, "")[0],
-        "reduce": lambda: Local().launch(arena_reduces, workers, "")[0],
-        "shm": lambda: Local().launch(all_reduces, workers, "shm")[0],
-        "gloo": lambda: Local().launch(all_reduces, workers, "torch")[0],
+        "copy": lambda: LocalLauncher().launch(copies, 1, "")[0],
+        "reduce": lambda: LocalLauncher().launch(arena_reduces, workers, "")[0],
+        "shm": lambda: LocalLauncher().launch(all_reduces, workers, "shm")[0],
+        "gloo": lambda: LocalLauncher().launch(all_reduces, workers, "torch")[0],
     }
     if find_spec("mpi4py") is not None:
-        sides["mpi"] = lambda: Mpi().launch(all_reduces, workers, "mpi")[0]
+        sides["mpi"] = lambda: MpiLauncher().launch(all_reduces, workers, "mpi")[0]
     rounds: dict[str, list[list[float]]] = {name: [] for name in sides}
     for _ in range(arguments.rounds):
         for name, side in sides.items():

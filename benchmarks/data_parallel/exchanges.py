@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from manyhands.place import Place
+from manyhands.core.rank_info import RankInfo
 from manyhands.transports.connect import connect
 
 SIZES = [4 * 2**10, 32 * 2**10, 256 * 2**10, 2 * 2**20, 16 * 2**20, 64 * 2**20]  # bytes
@@ -24,7 +24,7 @@ def timed(call: Callable[[], object], nbytes: int) -> float:
     return statistics.median(times[2:])
 
 
-def all_reduces(place: Place, name: str) -> list[float]:
+def all_reduces(place: RankInfo, name: str) -> list[float]:
     """At every rank: one transport, all sizes."""
     torch.set_num_threads(1)
     transport = connect(name, place)
@@ -37,7 +37,7 @@ def all_reduces(place: Place, name: str) -> list[float]:
     return found
 
 
-def arena_reduces(place: Place, name: str) -> list[float]:
+def arena_reduces(place: RankInfo, name: str) -> list[float]:
     """At every rank: what a step of the arena costs beyond computing."""
     torch.set_num_threads(1)
     transport = connect("shm", place)
@@ -62,7 +62,7 @@ def arena_reduces(place: Place, name: str) -> list[float]:
     return found
 
 
-def copies(place: Place, name: str) -> list[float]:
+def copies(place: RankInfo, name: str) -> list[float]:
     """One process alone: a plain copy."""
     torch.set_num_threads(1)
     found = []

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import sides
 
-from manyhands import environment
-from manyhands.launchers.base import Care
-from manyhands.launchers.local import Local
-from manyhands.launchers.mpi import Mpi
+from manyhands.core import environment
+from manyhands.launchers.base import Supervision
+from manyhands.launchers.local import LocalLauncher
+from manyhands.launchers.mpi import MpiLauncher
 
 WARM_UP = 4  # steps
 
@@ -67,7 +67,7 @@ Side = Callable[[int], list[float]]  # steps -> seconds of each
 
 def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
     """The sides by name: how many samples a step of theirs has, and what makes so many steps."""
-    local, cores = Local(), environment.cores()
+    local, cores = LocalLauncher(), environment.cores()
 
     def ours(steps: int) -> list[float]:
         with tempfile.TemporaryDirectory(dir=folder) as room:
@@ -76,7 +76,7 @@ def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
     def peer(function: Callable[..., Any], workers: int, batch: int, threads: int, kept: bool) -> Side:
         def side(steps: int) -> list[float]:
             times: list[float] = local.launch(
-                function, workers, case.task, batch, steps, threads, kept, care=Care()
+                function, workers, case.task, batch, steps, threads, kept, care=Supervision()
             )[0]
             return times
 
@@ -88,7 +88,7 @@ def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
         found["all threads" + mark] = 2 * case.batch, peer(sides.bare, 1, 2 * case.batch, cores, kept)
         found["ddp gloo" + mark] = 2 * case.batch, peer(sides.ddp, 2, case.batch, 1, kept)
     if find_spec("horovod") is not None:
-        local_mpi = Mpi()
+        local_mpi = MpiLauncher()
 
         def horovod(steps: int) -> list[float]:
             times: list[float] = local_mpi.launch(sides.horovod, 2, case.task, case.batch, steps, 1, True)[0]

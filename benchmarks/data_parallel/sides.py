@@ -1,7 +1,7 @@
 """What is compared: functions that train for some steps at a place and return the seconds of each step.
 
 All sides use the same fused optimiser with the same two groups, draw their batches from the same tensors, and
-are started by the same launcher. Ours keeps freed memory in the process (manyhands.allocator), which a loop
+are started by the same launcher. Ours keeps freed memory in the process (`core.allocator`), which a loop
 written by hand does not; `kept` gives the others the same.
 """
 
@@ -19,21 +19,21 @@ import torch
 from torch import Tensor, nn
 
 import manyhands
-from manyhands.allocator import kept_memory
-from manyhands.place import Place
+from manyhands.core.allocator import kept_memory
+from manyhands.core.rank_info import RankInfo
 from manyhands.tasks import find
 
 TASKS = Path(__file__).parent / "tasks.py"
 
 
-def bare(place: Place, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
+def bare(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """One worker's plain loop; `batch` is its own."""
     torch.set_num_threads(threads)
     model, inputs, targets = _parts(task)
     return _loop(model, model, inputs, targets, batch, steps, kept)
 
 
-def ddp(place: Place, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
+def ddp(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """torch's DistributedDataParallel on gloo; `batch` is a worker's."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def ddp(place: Place, task: str, batch: int, steps: int, threads: int, kept: boo
     return times
 
 
-def horovod(place: Place, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
+def horovod(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """Horovod's distributed optimiser, where it can be imported."""
     import horovod.torch as hvd
 
@@ -81,7 +81,7 @@ def ours(task: str, batch: int, steps: int, workers: int, threads: int, folder: 
         out=folder / "run",
         quiet=True,
     )
-    from manyhands.folder import RunFolder
+    from manyhands.records.run_folder import RunFolder
 
     moments = [0.0, *(step.seconds for step in RunFolder(Path(record.run)).steps())]
     return [after - before for before, after in pairwise(moments)]

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import manyhands
-from manyhands import faults
-from manyhands.errors import ManyhandsError
+from manyhands.core.errors import ManyhandsError
+from manyhands.engine.fault_injection import faults
 
 FAULTS = ["raise", "exit", "SIGKILL", "SIGSEGV", "SIGILL", "oom", "hang:data", "hang:collective", "SIGSTOP"]
 TIMEOUT = 2.0  # seconds

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import manyhands as mh
-from manyhands import words
-from manyhands.errors import ManyhandsError
-from manyhands.record import RunRecord
+from manyhands.core import formatting
+from manyhands.core.errors import ManyhandsError
+from manyhands.records.record import RunRecord
 
 BLOOD = Path(__file__).resolve().parents[3] / "shared" / "data" / "blood-cells"
 
@@ -123,11 +123,13 @@ def main() -> None:
 
 def show(row: Row) -> None:
     """One line."""
-    reached = "not reached" if row.seconds is None else words.duration(row.seconds)
+    reached = "not reached" if row.seconds is None else formatting.duration(row.seconds)
     after = "" if row.samples is None else f"{row.samples:,}"
     print(
-        f"| {row.task} to {words.percent(row.target)} | {row.strategy} | {row.samples_per_second:,.0f} | "
-        f"{', '.join(words.size(each) for each in row.memory)} | {words.size(row.moved)} | {reached} | "
+        f"| {row.task} to {formatting.percent(row.target)} | {row.strategy} | "
+        f"{row.samples_per_second:,.0f} | "
+        f"{', '.join(formatting.size(each) for each in row.memory)} | {formatting.size(row.moved)} | "
+        f"{reached} | "
         f"{after} |",
         flush=True,
     )

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import sides
 
-from manyhands import environment
-from manyhands.launchers.base import Care
-from manyhands.launchers.local import Local
-from manyhands.strategies.schedule import ideal_speedup, idle_share
+from manyhands.core import environment
+from manyhands.launchers.base import Supervision
+from manyhands.launchers.local import LocalLauncher
+from manyhands.strategies.pipeline.schedule import ideal_speedup, idle_share
 
 WARM_UP = 2  # steps
 BATCHES = {"mlp": 1024, "cnn": 64}
@@ -69,7 +69,7 @@ class Case(NamedTuple):
 def measure(case: Case, rounds: int, steps: int, folder: Path) -> Row:
     """One row."""
     task, batch, micro_batches, schedule = case
-    local, idle = Local(), list[float]()
+    local, idle = LocalLauncher(), list[float]()
 
     def ours() -> list[float]:
         with tempfile.TemporaryDirectory(dir=folder) as room:
@@ -78,11 +78,13 @@ def measure(case: Case, rounds: int, steps: int, folder: Path) -> Row:
         return found.times
 
     def alone(parts: int) -> Callable[[], list[float]]:
-        return lambda: local.launch(sides.alone, 1, task, batch, parts, WARM_UP + steps, 1, care=Care())[0]
+        return lambda: local.launch(
+            sides.alone, 1, task, batch, parts, WARM_UP + steps, 1, care=Supervision()
+        )[0]
 
     def pipelining(threads: int) -> Callable[[], list[float]]:
         given = task, batch, micro_batches, WARM_UP + steps, schedule, CUTS[task], threads
-        return lambda: local.launch(sides.torch_pipelining, 2, *given, care=Care())[0]
+        return lambda: local.launch(sides.torch_pipelining, 2, *given, care=Supervision())[0]
 
     found = {
         "ours": ours,

@@ -1,7 +1,7 @@
 """What is compared: functions that train for some steps at a place and return the seconds of each step.
 
 All sides use one fused optimiser, take their batches from the same tensors in the same order, are started by
-the same launcher and keep freed memory in the process (manyhands.allocator), as ours does.
+the same launcher and keep freed memory in the process (manyhands.core.allocator), as ours does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import manyhands
-from manyhands.allocator import kept_memory
-from manyhands.clock import training_phases
-from manyhands.place import Place
+from manyhands.core.allocator import kept_memory
+from manyhands.core.rank_info import RankInfo
+from manyhands.records.phases import training_phases
 from manyhands.tasks import find
 
 TASKS = Path(__file__).parent / "tasks.py"
@@ -33,7 +33,9 @@ class Ours(NamedTuple):
     cut: str
 
 
-def alone(place: Place, task: str, batch: int, micro_batches: int, steps: int, threads: int) -> list[float]:
+def alone(
+    place: RankInfo, task: str, batch: int, micro_batches: int, steps: int, threads: int
+) -> list[float]:
     """One worker that accumulates the micro-batches one after the other; one of them is the whole batch."""
     torch.set_num_threads(threads)
     model, inputs, targets = _parts(task)
@@ -53,7 +55,14 @@ def alone(place: Place, task: str, batch: int, micro_batches: int, steps: int, t
 
 
 def torch_pipelining(
-    place: Place, task: str, batch: int, micro_batches: int, steps: int, schedule: str, cut: int, threads: int
+    place: RankInfo,
+    task: str,
+    batch: int,
+    micro_batches: int,
+    steps: int,
+    schedule: str,
+    cut: int,
+    threads: int,
 ) -> list[float]:
     """torch.distributed.pipelining on gloo with the same cut, schedule and micro-batches."""
     import torch.distributed as dist
@@ -117,7 +126,7 @@ def ours(
         out=folder / "run",
         quiet=True,
     )
-    from manyhands.folder import RunFolder
+    from manyhands.records.run_folder import RunFolder
 
     moments = [0.0, *(step.seconds for step in RunFolder(Path(record.run)).steps())]
     idle = []

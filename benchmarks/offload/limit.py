@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from manyhands.allocator import returned_memory
-from manyhands.memory import budget
-from manyhands.memory.offload import Offload
+from manyhands.core.allocator import returned_memory
+from manyhands.offload import budget
+from manyhands.offload.offloader import Offload
 
 STEPS = 3
 GROUPS = Path("/sys/fs/cgroup")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import chart
 
-from manyhands import words
+from manyhands.core import formatting
 
 HERE = Path(__file__).parent
 LESS, MORE = 0.2, 1.25  # of the activations, of the time: what `auto` must reach
@@ -51,7 +51,7 @@ class Side:
     """A process that makes a step when asked."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, room: int | None = None) -> None:
-        self.name = name if room is None else f"{name}, {words.size(room)}"
+        self.name = name if room is None else f"{name}, {formatting.size(room)}"
         numbers = [str(number) for number in (arguments.batch, arguments.size, arguments.threads)]
         more = [] if room is None else [str(room)]
         self._process = subprocess.Popen(
@@ -127,16 +127,16 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         # memory that is kept from step to step was there before
         kept = row.side == "plain, kept"
-        peak = "| | |" if kept else f"| {words.size(row.peak)} | {row.peak_of_plain:.2f} |"
+        peak = "| | |" if kept else f"| {formatting.size(row.peak)} | {row.peak_of_plain:.2f} |"
         print(
-            f"| {row.side} | {words.size(row.activations)} | {row.activations_of_plain:.2f} {peak} "
+            f"| {row.side} | {formatting.size(row.activations)} | {row.activations_of_plain:.2f} {peak} "
             f"{row.seconds:.2f} | {row.time_of_kept:.2f} | {row.cpu_of_kept:.2f} |"
         )
     auto = next((row for row in rows if row.side == "auto"), rows[0])
     reached = auto.activations_of_plain <= LESS and auto.time_of_kept <= MORE
     print(
-        f"\nauto: {words.percent(1 - auto.activations_of_plain)} less activation memory at "
-        f"{words.percent(auto.time_of_kept - 1)} more time (wanted: 80 % at 25 %): "
+        f"\nauto: {formatting.percent(1 - auto.activations_of_plain)} less activation memory at "
+        f"{formatting.percent(auto.time_of_kept - 1)} more time (wanted: 80 % at 25 %): "
         f"{'reached' if reached else 'not reached'}"
     )
     for row in rows:

@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from manyhands.allocator import kept_memory, returned_memory
-from manyhands.memory import budget
-from manyhands.memory.offload import Offload
+from manyhands.core.allocator import kept_memory, returned_memory
+from manyhands.offload import budget
+from manyhands.offload.offloader import Offload
 from manyhands.tasks.models.vgg import vgg19
 
 Run = Callable[[nn.Module, Tensor], Tensor]

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import manyhands
-from manyhands.allocator import kept_memory
-from manyhands.folder import RunFolder
+from manyhands.core.allocator import kept_memory
+from manyhands.records.run_folder import RunFolder
 from manyhands.tasks import find
 
 HERE = Path(__file__).parent

@@ -5,23 +5,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from manyhands.core.version import VERSION
+
 if TYPE_CHECKING:
     from manyhands.data.arrays import ArrayData
-    from manyhands.record import RunRecord, StepRecord
+    from manyhands.records.record import RunRecord, StepRecord
+    from manyhands.records.spec import RunSpec
     from manyhands.report.notebook import load
-    from manyhands.run import train
-    from manyhands.spec import RunSpec
+    from manyhands.runs.train import train
     from manyhands.tasks.base import Defaults, Metric, Scale, Task, accuracy
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Imported when first asked for, so that `import manyhands` does not import torch.
 _NAMES = {
-    "train": "manyhands.run",
+    "train": "manyhands.runs.train",
     "load": "manyhands.report.notebook",
-    "RunSpec": "manyhands.spec",
-    "RunRecord": "manyhands.record",
-    "StepRecord": "manyhands.record",
+    "RunSpec": "manyhands.records.spec",
+    "RunRecord": "manyhands.records.record",
+    "StepRecord": "manyhands.records.record",
     "Task": "manyhands.tasks.base",
     "Metric": "manyhands.tasks.base",
     "Defaults": "manyhands.tasks.base",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from manyhands.analysis.answer import Answer, answers
-from manyhands.record import RunRecord
-from manyhands.results import Results
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Results
 from manyhands.testing.records import record
 
 

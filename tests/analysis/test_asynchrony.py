@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyhands.analysis.asynchrony import Asynchrony, asynchronous
-from manyhands.record import RunRecord
+from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
 

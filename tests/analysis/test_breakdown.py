@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyhands.analysis.breakdown import STEP_PHASES, breakdown, breakdowns
-from manyhands.record import Pace, Share
+from manyhands.records.record import Pace, WorkShare
 from manyhands.testing.records import record
 
 TWO = {"strategy": "allreduce", "workers": 2, "batch": 256}
@@ -52,7 +52,7 @@ def test_traffic_is_of_one_rank_and_step():
     run = record(traffic=[books, books], **TWO).model_copy(update={"steps": 100})
     found = breakdown(run)
     assert (found.bytes_a_step, found.messages_a_step) == (80_000, 3)
-    own = run.model_copy(update={"shares": [Share(steps=50), Share(steps=50)]})
+    own = run.model_copy(update={"shares": [WorkShare(steps=50), WorkShare(steps=50)]})
     assert breakdown(own).bytes_a_step == 160_000  # at their own pace each made half of the steps
 
 

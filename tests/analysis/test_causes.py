@@ -7,8 +7,8 @@ import pytest
 from manyhands.analysis import causes
 from manyhands.analysis.causes import Verdict
 from manyhands.analysis.scaling import Baseline
-from manyhands.analysis.stats import Summary
-from manyhands.record import Pace, RunRecord
+from manyhands.core.statistics import Summary
+from manyhands.records.record import Pace, RunRecord
 from manyhands.testing.records import record
 
 COMPUTE = {"forward": 0.1, "backward": 0.2}

@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.scaling import curves
-from manyhands.record import RunRecord
+from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyhands.analysis import groups
-from manyhands.record import RunRecord
+from manyhands.records.record import RunRecord
 from manyhands.strategies import STRATEGIES, options
 from manyhands.testing.records import record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manyhands.analysis.noise_scale import noise_scales
-from manyhands.record import Evaluation, Noise, RunRecord
+from manyhands.records.record import Evaluation, Noise, RunRecord
 from manyhands.testing.records import record
 
 

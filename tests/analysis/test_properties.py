@@ -14,15 +14,15 @@ from manyhands.analysis.answer import answers
 from manyhands.analysis.asynchrony import asynchronous
 from manyhands.analysis.breakdown import STEP_PHASES, breakdowns
 from manyhands.analysis.fine_line import fine_lines
-from manyhands.analysis.generalisation import generalisation
+from manyhands.analysis.generalization import generalization
 from manyhands.analysis.noise_scale import noise_scales
 from manyhands.analysis.regimes import regimes
 from manyhands.analysis.rows import rows
 from manyhands.analysis.scaling import curves
 from manyhands.analysis.target import to_target
 from manyhands.analysis.verdicts import study_verdicts
-from manyhands.record import Noise, RunRecord
-from manyhands.results import Results
+from manyhands.records.record import Noise, RunRecord
+from manyhands.records.study_results import Results
 from manyhands.testing.records import record
 
 
@@ -37,7 +37,7 @@ ANALYSES: dict[str, Callable[[list[RunRecord]], list[Any]]] = {
     "noise_scales": noise_scales,
     "fine_lines": lambda records: fine_lines(curves(records)),
     "asynchronous": asynchronous,
-    "generalisation": generalisation,
+    "generalization": generalization,
     "breakdowns": breakdowns,
     "rows": lambda records: rows(study(records)),
     "answers": lambda records: answers(study(records)),

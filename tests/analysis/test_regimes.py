@@ -7,7 +7,7 @@ import re
 import pytest
 
 from manyhands.analysis.regimes import Estimate, Regimes, about, curve, regimes
-from manyhands.record import RunRecord
+from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
 BATCHES = (16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -7,8 +7,8 @@ import pytest
 from manyhands.analysis import causes, remarks
 from manyhands.analysis.causes import Verdict
 from manyhands.analysis.scaling import Baseline
-from manyhands.analysis.stats import Summary
-from manyhands.record import RunRecord
+from manyhands.core.statistics import Summary
+from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
 GIB = 2**30

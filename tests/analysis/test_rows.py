@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from manyhands.analysis.rows import columns, rows
-from manyhands.record import Noise, RunRecord
-from manyhands.results import Results
+from manyhands.records.record import Noise, RunRecord
+from manyhands.records.study_results import Results
 from manyhands.testing.records import record
 
 PROMISED = [

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.analysis.scaling import Point, baselines, curves, points
-from manyhands.analysis.stats import Summary
-from manyhands.record import RunRecord
+from manyhands.core.statistics import Summary
+from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
 TASK = "mnist-mlp"

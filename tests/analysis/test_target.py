@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.analysis.stats import Summary
 from manyhands.analysis.target import ToTarget, censored, to_target
-from manyhands.record import RunRecord
+from manyhands.core.statistics import Summary
+from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
 

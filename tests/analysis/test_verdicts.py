@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from manyhands.analysis.verdicts import RULES, Verdict, study_verdicts, verdicts, word
-from manyhands.record import RunRecord
-from manyhands.results import Cell, Results, Without
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Cell, Results, Without
 from manyhands.testing.records import record
 
 

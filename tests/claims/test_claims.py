@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from manyhands.claims import CLAIMS, Finding, settle
-from manyhands.record import Noise, RunRecord
-from manyhands.results import Results
+from manyhands.records.record import Noise, RunRecord
+from manyhands.records.study_results import Results
 from manyhands.testing.records import record
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from conftest import ROOT
 from manyhands.claims import CLAIMS
-from manyhands.study import file
+from manyhands.study import study_file
 
 STUDIES = sorted((ROOT / "studies").glob("*.toml"))
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_is_settled_by_the_study_of_its_name(name: str) -> None:
-    study = file.read(file.find(name))
+    study = study_file.read(study_file.find(name))
     assert study.claim == name
     assert study.cells
     told = (ROOT / "docs/claims.md").read_text()
@@ -24,7 +24,7 @@ def test_a_claim_is_settled_by_the_study_of_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_well_formed(path: Path) -> None:
-    study = file.read(path)
+    study = study_file.read(path)
     assert study.name == path.stem
     assert study.about
     assert study.claim is None or study.claim == study.name
@@ -32,7 +32,7 @@ def test_every_study_is_well_formed(path: Path) -> None:
 
 
 def test_the_default_study_has_what_it_promises() -> None:
-    cells = [cell.spec for cell in file.read(ROOT / "studies/default.toml").cells]
+    cells = [cell.spec for cell in study_file.read(ROOT / "studies/default.toml").cells]
     for task in ("mnist-mlp", "mnist-cnn"):
         mine = [spec for spec in cells if spec.task == task]
         strategies = {"single", "allreduce", "average", "server", "hogwild", "layers", "pipeline"}

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from conftest import Answer
-from manyhands import cli, environment
+from manyhands import cli
+from manyhands.core import environment
 
 TASKS = (
     "quadratic, digits-mlp, mnist-mlp, mnist-cnn, mnist-resnet, fashion-cnn, cifar-resnet, "

@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 
 from conftest import Answer
-from manyhands import cli, words
-from manyhands.folder import RunFolder
-from manyhands.progress import Bar, Lines
+from manyhands import cli
+from manyhands.callbacks.progress import ProgressBar, ProgressLines
+from manyhands.core import formatting
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.study_results import Cell, StudyFolder
 from manyhands.report import page
-from manyhands.results import Cell, StudyFolder
-from manyhands.study.sheet import Entry
+from manyhands.study.study_state import CellState
 from manyhands.study.view import LineByLine, LiveTable
 from manyhands.testing.records import record
 
@@ -34,13 +35,13 @@ def harmless(text: str) -> bool:
 
 
 def test_what_is_shown_instead() -> None:
-    assert words.printed(f"a\n\t{NASTY}") == f"a\n\t{SHOWN}"
-    assert words.line("a\nb\tc\r\u2028") == r"a\x0ab\x09c\x0d\u2028"
-    assert words.printed("é · ▁▂ 98.5 % 中") == "é · ▁▂ 98.5 % 中"
-    assert words.printed("\ud800") == r"\ud800", "which could not be printed at all"
+    assert formatting.printed(f"a\n\t{NASTY}") == f"a\n\t{SHOWN}"
+    assert formatting.line("a\nb\tc\r\u2028") == r"a\x0ab\x09c\x0d\u2028"
+    assert formatting.printed("é · ▁▂ 98.5 % 中") == "é · ▁▂ 98.5 % 中"
+    assert formatting.printed("\ud800") == r"\ud800", "which could not be printed at all"
     text = json.dumps({"a": NASTY + "\x7f"}, ensure_ascii=False)
-    assert harmless(words.json_printed(text))
-    assert json.loads(words.json_printed(text)) == json.loads(text)
+    assert harmless(formatting.json_printed(text))
+    assert json.loads(formatting.json_printed(text)) == json.loads(text)
 
 
 @pytest.fixture
@@ -91,13 +92,13 @@ def test_errors(here: Path, typed: Callable[..., Answer]) -> None:
 
 
 def test_notices(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines().notice(f"one\n{NASTY}")
+    ProgressLines().notice(f"one\n{NASTY}")
     LineByLine().say(f"one\n{NASTY}")
     assert capsys.readouterr().err == f"one\n{SHOWN}\n" * 2
 
 
 @pytest.mark.parametrize(
-    "kind", [lambda console: Bar(console).notice, lambda console: LiveTable(console).say]
+    "kind", [lambda console: ProgressBar(console).notice, lambda console: LiveTable(console).say]
 )
 def test_notices_above_a_bar(kind: Callable[[Console], Callable[[str], None]]) -> None:
     out = io.StringIO()
@@ -116,7 +117,7 @@ def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
             drawn.extend(text.plain for text in group.renderables)  # type: ignore[attr-defined]
 
     view._live = Live()  # type: ignore[assignment]
-    view.note(Entry(Cell(record().spec)), "on its way")
+    view.note(CellState(Cell(record().spec)), "on its way")
     assert drawn == [f"row {SHOWN}"]
 
 

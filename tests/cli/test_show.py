@@ -10,8 +10,8 @@ import pytest
 
 from conftest import Answer
 from manyhands.cli import show
-from manyhands.folder import RunFolder
-from manyhands.record import RunRecord, StepRecord
+from manyhands.records.record import RunRecord, StepRecord
+from manyhands.records.run_folder import RunFolder
 from manyhands.testing.records import record
 
 ODD = (math.nan, math.inf, -math.inf)

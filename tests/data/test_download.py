@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from manyhands.core.errors import DataUnavailableError, StorageError, UsageError
 from manyhands.data import download
-from manyhands.data.catalogue import CATALOGUE, Content, Entry, entry
+from manyhands.data.catalogue import CATALOGUE, Content, DatasetEntry, entry
 from manyhands.data.mirror import Mirror
 from manyhands.data.packages import DebianPackage, NpmPackage
 from manyhands.data.source import Source
 from manyhands.data.unpack import gunzip, tar_folder, tar_members
-from manyhands.errors import DataUnavailableError, StorageError, UsageError
 
 PLAIN = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(5_000)
@@ -111,8 +111,8 @@ def content(file: str, data: bytes) -> Content:
     return Content(file, hashlib.sha256(data).hexdigest(), len(data))
 
 
-def toy(*sources: Source, contents: tuple[Content, ...] = (content("plain", PLAIN),)) -> Entry:
-    return Entry("toy", 1, contents, sources)
+def toy(*sources: Source, contents: tuple[Content, ...] = (content("plain", PLAIN),)) -> DatasetEntry:
+    return DatasetEntry("toy", 1, contents, sources)
 
 
 def nobody() -> Mirror:

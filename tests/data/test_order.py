@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manyhands.data import order as order_
 from manyhands.data.base import Request
-from manyhands.data.order import Order, Share, in_order, key, shuffle, split
+from manyhands.data.order import BatchShare, Order, in_order, key, shuffle, split
 
 sizes = st.integers(1, 400)
 seeds = st.integers(0, 2**63 - 1)
@@ -30,7 +30,7 @@ def test_every_sample_exactly_once_an_epoch(
         sample
         for request in islice(order.batches(), -(-n // batch))
         for rank in range(workers)
-        for part in Share(rank, workers, accumulate).of(request)
+        for part in BatchShare(rank, workers, accumulate).of(request)
         for sample in part.samples
     ]
     assert sorted(seen) == list(range(n))
@@ -42,7 +42,7 @@ def test_global_batches_do_not_depend_on_workers_or_accumulation(
 ) -> None:
     order = Order(n, batch, seed)
     for request in islice(order.batches(), 5):
-        parts = [Share(rank, workers, accumulate).of(request) for rank in range(workers)]
+        parts = [BatchShare(rank, workers, accumulate).of(request) for rank in range(workers)]
         together = np.concatenate([part.samples for rank in parts for part in rank])
         assert np.array_equal(together, request.samples)
         assert {part.epoch for rank in parts for part in rank} == {request.epoch}
@@ -113,9 +113,9 @@ def test_stages_that_do_not_read_know_what_the_first_one_reads(
     for replica in range(replicas):
         share = order_.sizes(n, replicas)[replica]
         expected = [size for size in order_.sizes(share, micro_batches) if size]
-        read = Share(replica, replicas, micro_batches).of(whole)
+        read = BatchShare(replica, replicas, micro_batches).of(whole)
         assert [len(part.samples) for part in read] == expected
-        assert Share(replica, replicas, micro_batches, reads=False).of(whole) == []
+        assert BatchShare(replica, replicas, micro_batches, reads=False).of(whole) == []
 
 
 @given(n=sizes, batch=sizes)

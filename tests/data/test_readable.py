@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.data import readable
 from manyhands.data.base import Request
-from manyhands.data.images import ImageFolder
+from manyhands.data.image_folder import ImageFolder
 from manyhands.data.transforms import CentreCrop, Resize, compose
-from manyhands.errors import ManyhandsError, UsageError
 from pictures import grey
 
 pytestmark = pytest.mark.usefixtures("cache")

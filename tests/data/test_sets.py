@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
-from manyhands.data import cifar, idx, sets
+from manyhands.core.errors import DataUnavailableError, UsageError
+from manyhands.data import cifar_records, idx, sets
 from manyhands.data.source import SourceError
-from manyhands.errors import DataUnavailableError, UsageError
 
 
 def write_idx(array: npt.NDArray[Any], code: int) -> bytes:
@@ -98,8 +98,8 @@ def test_cifar_records_from_pictures_are_read_back(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     pictures = {f"data_batch_{n}.png": random.integers(0, 256, (2, 1024, 3), np.uint8) for n in range(1, 6)}
     picture_package(tmp_path / "package.tgz", pictures, {"train_lables.json": list(range(10))})
-    cifar.from_pictures(tmp_path / "package.tgz", "cifar-10-train.bin", tmp_path / "train")
-    images, labels = cifar.read(tmp_path / "train")
+    cifar_records.from_pictures(tmp_path / "package.tgz", "cifar-10-train.bin", tmp_path / "train")
+    images, labels = cifar_records.read(tmp_path / "train")
     assert labels.tolist() == list(range(10))
     expected = np.concatenate(list(pictures.values())).reshape(10, 32, 32, 3)
     np.testing.assert_array_equal(images.transpose(0, 2, 3, 1), expected)
@@ -109,7 +109,7 @@ def test_a_package_with_too_few_labels_is_damaged(tmp_path: Path) -> None:
     picture = {"test_batch.png": np.zeros((3, 1024, 3), np.uint8)}
     picture_package(tmp_path / "package.tgz", picture, {"test_lables.json": [1, 2]})
     with pytest.raises(SourceError, match="damaged archive"):
-        cifar.from_pictures(tmp_path / "package.tgz", "cifar-10-test.bin", tmp_path / "test")
+        cifar_records.from_pictures(tmp_path / "package.tgz", "cifar-10-test.bin", tmp_path / "test")
 
 
 def test_cifar_of_half_a_record_is_rejected(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_cifar_of_half_a_record_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         DataUnavailableError, match="half is 5000 bytes long, not a multiple of a record's 3073"
     ):
-        cifar.read(tmp_path / "half")
+        cifar_records.read(tmp_path / "half")
 
 
 def test_an_unknown_data_set_is_answered_with_the_known_ones() -> None:

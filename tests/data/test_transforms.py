@@ -12,10 +12,10 @@ from PIL import Image
 from manyhands.data.order import key
 from manyhands.data.transforms import (
     CentreCrop,
+    CropView,
     RandomFlip,
     RandomResizedCrop,
     Resize,
-    View,
     colours,
     compose,
     generator,
@@ -60,22 +60,22 @@ def test_a_random_crop_lies_inside_an_image_of_any_size(width, height, size, see
 
 @given(st.integers(300, 400), st.integers(300, 400), seeds)
 def test_a_random_crop_has_an_area_between_the_bounds(width, height, seed):
-    view = RandomResizedCrop(8, area=(0.25, 0.5))(View.whole(width, height), generator(seed, 0, 0))
+    view = RandomResizedCrop(8, area=(0.25, 0.5))(CropView.whole(width, height), generator(seed, 0, 0))
     share = (view.right - view.left) * (view.bottom - view.top) / (width * height)
     assert 0.25 - 1e-9 <= share <= 0.5 + 1e-9
 
 
 def test_an_image_too_narrow_for_any_crop_gives_its_middle():
-    view = RandomResizedCrop(8, area=(0.5, 1.0))(View.whole(30, 3000), generator(0, 0, 0))
+    view = RandomResizedCrop(8, area=(0.5, 1.0))(CropView.whole(30, 3000), generator(0, 0, 0))
     assert (view.left, view.right) == (0, 30)
     assert (view.top, view.bottom) == pytest.approx((1480, 1520))
-    view = RandomResizedCrop(8, area=(0.5, 1.0))(View.whole(3000, 30), generator(0, 0, 0))
+    view = RandomResizedCrop(8, area=(0.5, 1.0))(CropView.whole(3000, 30), generator(0, 0, 0))
     assert (view.top, view.bottom) == (0, 30)
     assert (view.left, view.right) == pytest.approx((1480, 1520))
 
 
 def test_crops_differ_by_seed_epoch_and_sample_and_repeat_for_the_same_three():
-    step, whole = RandomResizedCrop(8), View.whole(640, 480)
+    step, whole = RandomResizedCrop(8), CropView.whole(640, 480)
     numbers = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     views = [step(whole, generator(*three)) for three in numbers]
     assert len(set(views)) == 4
@@ -88,7 +88,7 @@ def test_a_sample_draws_from_philox_keyed_by_seed_epoch_and_sample():
 
 
 def test_flips_happen_half_of_the_time_and_independently_of_each_other():
-    step, whole = RandomFlip(vertical=True), View.whole(4, 4)
+    step, whole = RandomFlip(vertical=True), CropView.whole(4, 4)
     views = [step(whole, generator(seed, 0, 0)) for seed in range(2000)]
     across = np.array([view.mirrored for view in views])
     down = np.array([view.upside_down for view in views])
@@ -99,7 +99,7 @@ def test_flips_happen_half_of_the_time_and_independently_of_each_other():
 
 
 def test_a_flip_that_is_not_asked_for_never_happens_and_changes_nothing_else():
-    whole = View.whole(4, 4)
+    whole = CropView.whole(4, 4)
     for seed in range(50):
         both = RandomFlip(vertical=True)(whole, generator(seed, 0, 0))
         only = RandomFlip()(whole, generator(seed, 0, 0))
@@ -113,7 +113,7 @@ def test_a_flip_that_is_not_asked_for_never_happens_and_changes_nothing_else():
 def test_what_is_shown_of_a_whole_image_is_its_pixels_flipped_as_asked(mirrored, upside_down):
     image = noise(7, 5)
     axes = [2] * mirrored + [1] * upside_down
-    shown = show(image, View(0, 0, 7, 5, 7, 5, mirrored=mirrored, upside_down=upside_down))
+    shown = show(image, CropView(0, 0, 7, 5, 7, 5, mirrored=mirrored, upside_down=upside_down))
     assert shown.dtype == torch.uint8
     assert shown.is_contiguous()
     assert torch.equal(shown, chw(image).flip(axes))
@@ -121,12 +121,12 @@ def test_what_is_shown_of_a_whole_image_is_its_pixels_flipped_as_asked(mirrored,
 
 def test_resize_and_centre_crop_look_at_the_middle():
     view = compose(Resize(30), CentreCrop(20)).view(100, 60, generator(0, 0, 0))
-    assert view == View(30, 10, 70, 50, 20, 20)
+    assert view == CropView(30, 10, 70, 50, 20, 20)
 
 
 def test_resize_sets_the_shorter_side_and_keeps_the_shape():
-    assert Resize(30)(View.whole(100, 60), generator(0, 0, 0)) == View(0, 0, 100, 60, 50, 30)
-    assert Resize(30)(View.whole(60, 100), generator(0, 0, 0)) == View(0, 0, 60, 100, 30, 50)
+    assert Resize(30)(CropView.whole(100, 60), generator(0, 0, 0)) == CropView(0, 0, 100, 60, 50, 30)
+    assert Resize(30)(CropView.whole(60, 100), generator(0, 0, 0)) == CropView(0, 0, 60, 100, 30, 50)
 
 
 def test_resize_and_centre_crop_in_one_step_equal_the_two_done_by_pillow():
@@ -139,7 +139,7 @@ def test_resize_and_centre_crop_in_one_step_equal_the_two_done_by_pillow():
 
 def test_a_centre_crop_of_an_image_that_is_too_small_enlarges_it():
     view = compose(CentreCrop(40)).view(30, 20, generator(0, 0, 0))
-    assert view == View(5, 0, 25, 20, 40, 40)
+    assert view == CropView(5, 0, 25, 20, 40, 40)
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 
 import manyhands as mh
 from children import Child
-from manyhands import cli, faults
-from manyhands.checkpoint import Checkpoints
-from manyhands.errors import DivergedError, InterruptedRunError, UsageError, WorkerFailedError
-from manyhands.folder import RunFolder
-from manyhands.progress import Silent
-from manyhands.record import RunRecord, StepRecord
-from manyhands.run import run
-from manyhands.spec import RunSpec
+from manyhands import cli
+from manyhands.callbacks.base import Callback
+from manyhands.core.errors import DivergedError, InterruptedRunError, UsageError, WorkerFailedError
+from manyhands.engine.checkpoint.storage import Checkpoints
+from manyhands.engine.fault_injection import faults
+from manyhands.records.record import RunRecord, StepRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+from manyhands.runs.train import run
 
 pytestmark = pytest.mark.usefixtures("one_core")
 EPOCHS, STEPS = 4, 4 * 29  # of 1,437 samples, 50 at a time, the last 37
@@ -133,11 +134,11 @@ def test_a_run_goes_on_with_another_interval(here: Path, torn: Path) -> None:
     folder = shutil.copytree(torn, here / "run")
     notices: list[str] = []
 
-    class Hear(Silent):
+    class Hear(Callback):
         def notice(self, text: str) -> None:
             notices.append(text)
 
-    from manyhands.run import resume_folder
+    from manyhands.runs.train import resume_folder
 
     settings = {"strategy_options": {"every": 8}, "checkpoint_every": 60}
     record = resume_folder(folder, settings, observers=[Hear()])
@@ -166,7 +167,7 @@ def test_any_transport_gives_the_same_bits(here: Path, on_shm: Path, transport: 
 
 
 def test_a_signal_is_noticed_between_two_averages(here: Path) -> None:
-    class At(Silent):
+    class At(Callback):
         def stepped(self, step: StepRecord) -> None:
             if step.step == 5:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -255,7 +256,7 @@ def test_an_average_a_step_is_verified(here: Path, capsys: pytest.CaptureFixture
 
 
 def test_what_is_not_one_worker_is_not_verified() -> None:
-    from manyhands.verify import verify
+    from manyhands.runs.verify import verify
 
     settings: dict[str, Any] = {"strategy": "average", "workers": 2, "transport": "shm", "launcher": "local"}
     for options, sentence in (

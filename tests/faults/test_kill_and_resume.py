@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from children import Child
 from conftest import Answer
 from manyhands import load, train
-from manyhands.checkpoint import Checkpoints
-from manyhands.checkpoint import load as load_checkpoint
-from manyhands.folder import RunFolder
+from manyhands.engine.checkpoint.storage import Checkpoints
+from manyhands.engine.checkpoint.storage import load as load_checkpoint
+from manyhands.records.run_folder import RunFolder
 
 # Dropout draws from torch's generator and the schedule moves every step: whatever is not restored, shows.
 TASK = '''

@@ -17,8 +17,8 @@ import pytest
 
 import manyhands as mh
 from conftest import AS_ROOT, called
-from manyhands import faults
-from manyhands.errors import WorkerFailedError
+from manyhands.core.errors import WorkerFailedError
+from manyhands.engine.fault_injection import faults
 
 BIN = Path(sys.executable).parent
 WORKER = r"worker 1 of 2 \(host \S+, pid \d+\) "

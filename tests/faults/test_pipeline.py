@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 import manyhands as mh
 from faults.test_matrix import left_behind, struck
-from manyhands import faults
-from manyhands.errors import WorkerFailedError
-from manyhands.folder import RunFolder
+from manyhands.core.errors import WorkerFailedError
+from manyhands.engine.fault_injection import faults
+from manyhands.records.run_folder import RunFolder
 
 KILLED = r"was killed by signal 9 \(SIGKILL, often: out of memory\)"
 RAISED = r"raised ScriptedError: raised by script at rank \d, step 8"

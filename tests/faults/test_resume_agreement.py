@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands.checkpoint import Checkpoint, Checkpoints, load
-from manyhands.errors import CheckpointError
-from manyhands.folder import RunFolder
-from manyhands.place import Alone, Place
-from manyhands.resolve import resolve
-from manyhands.spec import RunSpec
-from manyhands.transports.threads import Group, Threads
-from manyhands.transports.wrap import Wrapper
-from manyhands.worker import Job
+from manyhands.core.errors import CheckpointError
+from manyhands.core.rank_info import NullChannel, RankInfo
+from manyhands.engine.checkpoint.storage import Checkpoint, Checkpoints, load
+from manyhands.engine.job import Job
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+from manyhands.runs.resolve import resolve
+from manyhands.transports.threads import ThreadGroup, ThreadsTransport
+from manyhands.transports.wrapper import TransportWrapper
 from sessions import Sat, together
 
 EPOCH = 100  # samples
@@ -169,7 +169,7 @@ def test_a_forged_checkpoint_is_passed_over_by_all(
     )
 
 
-class Garbling(Wrapper):
+class Garbling(TransportWrapper):
     """A transport that changes a bit of what it brings."""
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
@@ -184,14 +184,14 @@ def saved() -> Checkpoint:
 
 
 def test_a_rank_that_got_something_else_is_named() -> None:
-    from manyhands.resume import agree
+    from manyhands.engine.checkpoint.resume import agree
 
-    group = Group(3, timeout=20, hosts=("a", "b", "c"))
+    group = ThreadGroup(3, timeout=20, hosts=("a", "b", "c"))
 
-    def work(transport: Threads) -> Checkpoint | None:
-        line = Alone()
+    def work(transport: ThreadsTransport) -> Checkpoint | None:
+        line = NullChannel()
         line.exchange = lambda value: transport._meet("exchange", value)  # type: ignore[method-assign]
-        place = Place(transport.rank, ("a", "b", "c"), line)
+        place = RankInfo(transport.rank, ("a", "b", "c"), line)
         way = Garbling(transport) if transport.rank == 2 else transport
         return agree(place, way, saved() if transport.rank == 0 else None)
 

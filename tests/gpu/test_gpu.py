@@ -13,12 +13,13 @@ import pytest
 from safetensors.torch import load_file
 
 import manyhands as mh
-from manyhands import faults, verify
-from manyhands.arrange import arrange
-from manyhands.device import count
-from manyhands.errors import WorkerFailedError
-from manyhands.record import RunRecord
-from manyhands.spec import RunSpec
+from manyhands.core.errors import WorkerFailedError
+from manyhands.devices.device import count
+from manyhands.engine.fault_injection import faults
+from manyhands.records.record import RunRecord
+from manyhands.records.spec import RunSpec
+from manyhands.runs import verify
+from manyhands.runs.defaults import arrange
 
 GPUS, DEVICE = count(), "cuda"
 pytestmark = [

@@ -6,11 +6,11 @@ import json
 import os
 import sys
 
-from manyhands.errors import ManyhandsError
-from manyhands.launchers.base import Care
-from manyhands.launchers.env import Env
-from manyhands.place import Place
-from manyhands.testing.deeds import (
+from manyhands.core.errors import ManyhandsError
+from manyhands.core.rank_info import RankInfo
+from manyhands.launchers.base import Supervision
+from manyhands.launchers.env.launcher import EnvLauncher
+from manyhands.testing.worker_functions import (
     add_rank,
     chat,
     fail,
@@ -22,22 +22,22 @@ from manyhands.testing.deeds import (
 )
 
 
-def mine(place: Place, number: int) -> tuple[str, int, int]:
+def mine(place: RankInfo, number: int) -> tuple[str, int, int]:
     """Defined in the script itself, which every rank runs."""
     return "mine", place.rank, number
 
 
-def kill_the_leader(place: Place) -> None:
+def kill_the_leader(place: RankInfo) -> None:
     if place.rank == 0:
         os.kill(os.getpid(), 9)
     place.line.exchange(None)
 
 
-def act(launcher: Env, what: str, size: int) -> object:
+def act(launcher: EnvLauncher, what: str, size: int) -> object:
     if what == "results":
         first = launcher.launch(mine, size, 40 if launcher.leads else "followers are not asked")
         heard: list[object] = []
-        second = launcher.launch(chat, size, 100, care=Care(hear=heard.append))
+        second = launcher.launch(chat, size, 100, care=Supervision(hear=heard.append))
         return {"leads": launcher.leads, "first": first, "second": second, "heard": len(heard)}
     if what == "executor":
         with launcher.executor(size) as executor:
@@ -45,19 +45,19 @@ def act(launcher: Env, what: str, size: int) -> object:
         return {"squares": squares, "then": launcher.launch(add_rank, size, 1)}
     if what.startswith("lose "):
         lost: list[str] = []
-        care = Care(spare=frozenset({1, 2}), replacements=3, lost=lambda rank, text: lost.append(text))
+        care = Supervision(spare=frozenset({1, 2}), replacements=3, lost=lambda rank, text: lost.append(text))
         first = launcher.launch(lose_the_last, size, what.removeprefix("lose "), care=care)
         return {"during": [one and one["during"] for one in first], "lost": lost}
     functions = {"fail": fail, "misuse": misuse, "hang": hang_in_data, "leader": kill_the_leader}
     if what in functions:
         arguments = (1,) if what == "fail" else ()
-        return launcher.launch(functions[what], size, *arguments, care=Care(timeout=1))
-    return launcher.launch(leave, size, what, care=Care(timeout=1))
+        return launcher.launch(functions[what], size, *arguments, care=Supervision(timeout=1))
+    return launcher.launch(leave, size, what, care=Supervision(timeout=1))
 
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(act(Env(gather=10), sys.argv[1], int(sys.argv[2]))), flush=True)
+        print(json.dumps(act(EnvLauncher(gather=10), sys.argv[1], int(sys.argv[2]))), flush=True)
     except ManyhandsError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)

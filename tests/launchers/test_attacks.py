@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from launchers.test_hub import KEY, Later, _closed, in_thread, poll_until
-from manyhands.errors import WorkerFailedError
-from manyhands.launchers.hub import Hub
-from manyhands.launchers.leading import Leader
-from manyhands.launchers.rendezvous import detect
-from manyhands.launchers.wire import StrangerError, Wire, connect
+from launchers.test_control_server import KEY, Later, _closed, in_thread, poll_until
+from manyhands.core.errors import WorkerFailedError
+from manyhands.launchers.control.connection import Connection, HandshakeError, connect
+from manyhands.launchers.control.server import ControlServer
+from manyhands.launchers.env.leader import EnvLeader
+from manyhands.launchers.env.rendezvous import detect
 
 LENGTH = struct.Struct("!Q")
 
@@ -46,7 +46,7 @@ def attack(address: str, key: bytes, evil: Path) -> None:
     """Try to be a worker, and send what would run."""
     try:
         wire = connect(address, key, 1.0)
-    except (OSError, StrangerError):
+    except (OSError, HandshakeError):
         return
     wire.send("hello", 1, "h", Evil(evil))
     wire.flush_for(1.0)
@@ -65,7 +65,7 @@ def test_the_key_of_a_torchrun_job_cannot_be_guessed(tmp_path: Path, monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     evil = tmp_path / "evil"
     keys = [guessable(f"none:0:127.0.0.1:{port}"), b"", bytes(32), hashlib.sha256(b"manyhands:").digest()]
-    leader = Leader(found)
+    leader = EnvLeader(found)
     try:
         attacks = [
             in_thread(partial(attack, where, key, evil))
@@ -85,7 +85,7 @@ def test_the_key_of_a_torchrun_job_cannot_be_guessed(tmp_path: Path, monkeypatch
 def test_nothing_is_unpickled_before_the_handshake(echo: bool, tmp_path: Path) -> None:
     evil = tmp_path / "evil"
     frame = pickle.dumps(("hello", 1, "h", Evil(evil)))
-    with Hub() as hub:
+    with ControlServer() as hub:
         host, _, port = hub.listen(KEY, "127.0.0.1:0").rpartition(":")
         with socket.create_connection((host, int(port))) as sock:
             greeting = Later(exactly, sock, 40)
@@ -167,22 +167,22 @@ DEEDS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], list[int]]] = {
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as made:
+def hub() -> Iterator[ControlServer]:
+    with ControlServer() as made:
         yield made
 
 
-def linked(hub: Hub, address: str) -> Wire:
+def linked(hub: ControlServer, address: str) -> Connection:
     connecting = Later(connect, address, KEY)
     poll_until(hub, connecting.is_done)
-    wire: Wire = connecting.value
+    wire: Connection = connecting.value
     wire.send("hello", 3, "h", 42)
     wire.flush()
     poll_until(hub, lambda seen: hub.ranks == {3})
     return wire
 
 
-def heard_by_the_hub(hub: Hub, wire: Wire) -> list[int]:
+def heard_by_the_hub(hub: ControlServer, wire: Connection) -> list[int]:
     for number in (1, 2):
         wire.send("stop", number)
     wire.flush()
@@ -190,7 +190,7 @@ def heard_by_the_hub(hub: Hub, wire: Wire) -> list[int]:
     return [event.content[0] for event in events if event.kind == "stop"]
 
 
-def heard_by_the_worker(hub: Hub, wire: Wire) -> list[int]:
+def heard_by_the_worker(hub: ControlServer, wire: Connection) -> list[int]:
     for number in (1, 2):
         hub.send(3, "stop", number)
     heard: list[int] = []
@@ -207,7 +207,7 @@ def heard_by_the_worker(hub: Hub, wire: Wire) -> list[int]:
 @pytest.mark.parametrize("to_hub", [True, False], ids=["to hub", "to worker"])
 @pytest.mark.parametrize("name", ["bare", "zeros", "tagged", *DEEDS])
 def test_what_is_changed_on_its_way_ends_the_connection(
-    hub: Hub, name: str, to_hub: bool, tmp_path: Path
+    hub: ControlServer, name: str, to_hub: bool, tmp_path: Path
 ) -> None:
     evil = tmp_path / "evil"
     forgeries = {"bare": b"", "zeros": bytes(32), "tagged": None}
@@ -220,7 +220,7 @@ def test_what_is_changed_on_its_way_ends_the_connection(
     assert heard == expected
 
 
-def test_a_proxy_that_changes_nothing_is_not_noticed(hub: Hub) -> None:
+def test_a_proxy_that_changes_nothing_is_not_noticed(hub: ControlServer) -> None:
     """What the deeds are judged by; and no two connections have the same seals."""
     frames: list[list[bytes]] = []
     for _ in range(2):

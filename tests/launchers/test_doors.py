@@ -14,17 +14,17 @@ import pytest
 from launchers.doors import listening, open_to_others
 from launchers.test_env import free_port
 from launchers.workers import look_for_doors
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 from manyhands.launchers import mpi
-from manyhands.launchers.local import Local
-from manyhands.launchers.mpi import Mpi
+from manyhands.launchers.local import LocalLauncher
+from manyhands.launchers.mpi import MpiLauncher
 
 TESTS = Path(__file__).parents[1]
 UNDER_TORCHRUN = """
 import json, os
 from launchers.workers import look_for_doors
-from manyhands.launchers.env import Env
-print(json.dumps(Env(gather=60).launch(look_for_doors, 2, os.getpid())))
+from manyhands.launchers.env.launcher import EnvLauncher
+print(json.dumps(EnvLauncher(gather=60).launch(look_for_doors, 2, os.getpid())))
 """
 
 
@@ -47,12 +47,12 @@ def test_the_look_itself_finds_what_is_open() -> None:
 
 def test_local() -> None:
     """D5: the torch transport's store was open to all, without a password."""
-    judge(Local().launch(look_for_doors, 2, os.getpid()))
+    judge(LocalLauncher().launch(look_for_doors, 2, os.getpid()))
 
 
 def test_mpi() -> None:
     """Open MPI's own sockets in our workers, too; mpirun's are its own."""
-    judge(Mpi().launch(look_for_doors, 2, os.getpid(), "mpi"))
+    judge(MpiLauncher().launch(look_for_doors, 2, os.getpid(), "mpi"))
 
 
 def test_torchrun() -> None:

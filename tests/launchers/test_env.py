@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from manyhands.errors import UsageError
-from manyhands.launchers.env import Env
+from manyhands.core.errors import UsageError
+from manyhands.launchers.env.launcher import EnvLauncher
 from manyhands.launchers.mpi import find_mpirun, for_mpirun
 
 SCRIPT = Path(__file__).with_name("started.py")
@@ -139,7 +139,9 @@ def test_when_the_leader_dies_rank_1_speaks() -> None:
 def test_workers_that_never_come(tmp_path: Path) -> None:
     port = free_port()
     environ = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MANYHANDS_PORT": str(port)}
-    code = "from manyhands.launchers.env import Env; Env(gather=0.3).launch(print, 3)"
+    code = (
+        "from manyhands.launchers.env.launcher import EnvLauncher; EnvLauncher(gather=0.3).launch(print, 3)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""},
@@ -159,11 +161,11 @@ def test_the_number_of_workers_is_the_starters(monkeypatch: pytest.MonkeyPatch) 
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match=r"^launcher env is for workers that torchrun \(RANK, .*is not one"):
-        Env()
+        EnvLauncher()
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MANYHANDS_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"^torchrun has started 2 workers, not 4$"):
-        Env().launch(print, 4)
+        EnvLauncher().launch(print, 4)
 
 
 @pytest.mark.parametrize("what", ["results", "SIGKILL", "fail"])

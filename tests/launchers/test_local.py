@@ -26,14 +26,16 @@ from launchers.workers import (
     speak,
     variable,
 )
-from manyhands.errors import InterruptedRunError, UsageError, WorkerFailedError
-from manyhands.launchers import crew, gang, local
-from manyhands.launchers.base import Care
-from manyhands.launchers.local import Local
-from manyhands.testing.deeds import add_rank, leave, nap, surroundings, until_stopped
+from manyhands.core.errors import InterruptedRunError, UsageError, WorkerFailedError
+from manyhands.launchers import local
+from manyhands.launchers.base import Supervision
+from manyhands.launchers.local import LocalLauncher
+from manyhands.launchers.processes import local_processes
+from manyhands.launchers.supervision import worker_group
 from manyhands.testing.launchers import processes_below
+from manyhands.testing.worker_functions import add_rank, leave, nap, surroundings, until_stopped
 
-LIGHT = ["manyhands.testing.deeds"]
+LIGHT = ["manyhands.testing.worker_functions"]
 
 
 def script(folder: Path, text: str) -> Path:
@@ -60,10 +62,10 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     path = script(
         tmp_path,
         """
-        from manyhands.launchers.local import Local
-        from manyhands.testing.deeds import add_rank
+        from manyhands.launchers.local import LocalLauncher
+        from manyhands.testing.worker_functions import add_rank
         print("once")
-        print(Local(preload=["manyhands.testing.deeds"]).launch(add_rank, 2, 40))
+        print(LocalLauncher(preload=["manyhands.testing.worker_functions"]).launch(add_rank, 2, 40))
         """,
     )
     done = run(path)
@@ -75,10 +77,10 @@ def test_what_the_script_defines_is_not_there_for_workers(tmp_path: Path) -> Non
     path = script(
         tmp_path,
         """
-        from manyhands.launchers.local import Local
+        from manyhands.launchers.local import LocalLauncher
         def mine(place): return 1
         try:
-            Local(preload=["manyhands.testing.deeds"]).launch(mine, 2)
+            LocalLauncher(preload=["manyhands.testing.worker_functions"]).launch(mine, 2)
         except Exception as error:
             print(type(error).__name__, error)
         """,
@@ -91,19 +93,19 @@ def test_what_the_script_defines_is_not_there_for_workers(tmp_path: Path) -> Non
 
 def test_what_cannot_be_pickled_is_answered_with_a_sentence() -> None:
     with pytest.raises(UsageError, match=r"^add_rank and its arguments cannot be sent to a worker process: "):
-        Local(preload=LIGHT).launch(add_rank, 1, threading.Lock())
+        LocalLauncher(preload=LIGHT).launch(add_rank, 1, threading.Lock())
     with pytest.raises(UsageError, match=r"^the local launcher runs 1 worker or more, not 0$"):
-        Local(preload=LIGHT).launch(add_rank, 0, 1)
+        LocalLauncher(preload=LIGHT).launch(add_rank, 0, 1)
 
 
 def test_modules_beside_the_script_are_found(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("def double(place, x):\n    return 2 * x\n")
+    (tmp_path / "study/parallel_cells.py").write_text("def double(place, x):\n    return 2 * x\n")
     path = script(
         tmp_path,
         """
         import beside
-        from manyhands.launchers.local import Local
-        print(Local(preload=["manyhands.testing.deeds"]).launch(beside.double, 2, 4))
+        from manyhands.launchers.local import LocalLauncher
+        print(LocalLauncher(preload=["manyhands.testing.worker_functions"]).launch(beside.double, 2, 4))
         """,
     )
     done = run(path)
@@ -111,24 +113,26 @@ def test_modules_beside_the_script_are_found(tmp_path: Path) -> None:
 
 
 def test_hosts_can_be_pretended() -> None:
-    found = Local(hosts=["a", "a", "b"], preload=LIGHT).launch(surroundings, 3)
+    found = LocalLauncher(hosts=["a", "a", "b"], preload=LIGHT).launch(surroundings, 3)
     assert found[0]["hosts"] == ("a", "a", "b")
     assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "0"]
     assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
 
 
 def test_the_environment_is_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    Local(preload=LIGHT).launch(add_rank, 1, 0)  # the nursery is there, with the environment it began with
+    LocalLauncher(preload=LIGHT).launch(
+        add_rank, 1, 0
+    )  # the nursery is there, with the environment it began with
     monkeypatch.setenv("MANYHANDS_TEST", "now")
-    assert Local(preload=LIGHT).launch(variable, 2, "MANYHANDS_TEST") == ["now", "now"]
-    assert Local(preload=LIGHT).launch(variable, 1, "OPENBLAS_NUM_THREADS") == [
+    assert LocalLauncher(preload=LIGHT).launch(variable, 2, "MANYHANDS_TEST") == ["now", "now"]
+    assert LocalLauncher(preload=LIGHT).launch(variable, 1, "OPENBLAS_NUM_THREADS") == [
         os.environ.get("OPENBLAS_NUM_THREADS")
     ]
 
 
 def test_logs_are_appended(tmp_path: Path) -> None:
     for _ in range(2):
-        Local(preload=LIGHT).launch(speak, 2, care=Care(logs=tmp_path / "logs"))
+        LocalLauncher(preload=LIGHT).launch(speak, 2, care=Supervision(logs=tmp_path / "logs"))
     lines = (tmp_path / "logs" / "rank-1.log").read_text().splitlines()
     assert [line for line in lines if not line.startswith("--- ")] == ["rank 1, grüezi", "from C"] * 2
     assert sum(line.startswith("--- ") and "worker 1 of 2, pid " in line for line in lines) == 2
@@ -136,7 +140,7 @@ def test_logs_are_appended(tmp_path: Path) -> None:
 
 def test_a_crash_in_native_code_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError, match=re.escape(f"what it wrote is in {tmp_path / 'rank-1.log'}")):
-        Local(preload=LIGHT).launch(leave, 2, "SIGSEGV", care=Care(logs=tmp_path))
+        LocalLauncher(preload=LIGHT).launch(leave, 2, "SIGSEGV", care=Supervision(logs=tmp_path))
     log = (tmp_path / "rank-1.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log
     assert "in leave" in log
@@ -147,33 +151,35 @@ def test_running_out_of_memory_is_said() -> None:
         r"^\S*workers.py:\d+ in exhaust: MemoryError\nworker 0 of 1 \(.*\) raised it \(out of memory\)\n"
     )
     with pytest.raises(WorkerFailedError, match=sentence):
-        Local(preload=LIGHT).launch(exhaust, 1)
+        LocalLauncher(preload=LIGHT).launch(exhaust, 1)
 
 
 def test_it_works_in_another_thread() -> None:
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(Local(preload=LIGHT).launch(add_rank, 2, 1)))
+    thread = threading.Thread(
+        target=lambda: results.append(LocalLauncher(preload=LIGHT).launch(add_rank, 2, 1))
+    )
     thread.start()
     thread.join(30)
     assert results == [[(0, 2, 1), (1, 2, 2)]]
 
 
 def test_two_gangs_at_a_time() -> None:
-    with Local(preload=LIGHT).executor(2) as executor:
+    with LocalLauncher(preload=LIGHT).executor(2) as executor:
         naps = [executor.submit(nap, 0.3) for _ in range(2)]
-        assert Local(preload=LIGHT).launch(add_rank, 2, 1) == [(0, 2, 1), (1, 2, 2)]
+        assert LocalLauncher(preload=LIGHT).launch(add_rank, 2, 1) == [(0, 2, 1), (1, 2, 2)]
         assert len({future.result() for future in naps}) == 2
 
 
 def test_workers_of_a_pool_are_used_again() -> None:
-    with Local(preload=LIGHT).executor(2) as executor:
+    with LocalLauncher(preload=LIGHT).executor(2) as executor:
         assert len(set(executor.map(nap, [0.01] * 20))) <= 2
 
 
 def test_exchange_is_a_wait() -> None:
     """Whatever phase it is part of: who keeps the others waiting in it is to blame, not they."""
     with pytest.raises(WorkerFailedError) as caught:
-        Local(preload=LIGHT).launch(late_to_exchange, 2, care=Care(timeout=1))
+        LocalLauncher(preload=LIGHT).launch(late_to_exchange, 2, care=Supervision(timeout=1))
     assert re.match(
         r"worker 1 of 2 \(.*\) has been hanging for \S+ s at step 0, in other\n", str(caught.value)
     )
@@ -181,15 +187,15 @@ def test_exchange_is_a_wait() -> None:
 
 
 def test_without_watching_there_is_no_hang() -> None:
-    assert len(Local(preload=LIGHT).launch(sleep_unwatched, 1, care=Care(timeout=0.2))) == 1
+    assert len(LocalLauncher(preload=LIGHT).launch(sleep_unwatched, 1, care=Supervision(timeout=0.2))) == 1
 
 
 def test_a_checkpoint_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 is interrupted and done; rank 0 writes a checkpoint for longer than others are given."""
-    monkeypatch.setattr(gang, "AFTER_OUR_ERROR", 0.2)
+    monkeypatch.setattr(worker_group, "AFTER_OUR_ERROR", 0.2)
     heard: list[Any] = []
     with pytest.raises(InterruptedRunError, match="rank 0"):
-        Local(preload=LIGHT).launch(save_slowly, 2, care=Care(hear=heard.append))
+        LocalLauncher(preload=LIGHT).launch(save_slowly, 2, care=Supervision(hear=heard.append))
     assert heard == ["saved"]
 
 
@@ -199,23 +205,23 @@ def test_a_nursery_that_dies_takes_its_workers_along_and_is_replaced() -> None:
     def hear(message: Any) -> None:
         pids.append(message[2])
         if len(pids) == 2:
-            os.kill(crew.nursery(tuple(LIGHT)).pid, signal.SIGKILL)
+            os.kill(local_processes.fork_server(tuple(LIGHT)).pid, signal.SIGKILL)
 
     sentence = (
         r"^the process that starts workers \(pid \d+\) was killed by signal 9 "
         r"\(SIGKILL, often: out of memory\); its 2 workers ended with it$"
     )
     with pytest.raises(WorkerFailedError, match=sentence):
-        Local(preload=LIGHT).launch(until_stopped, 2, False, care=Care(hear=hear))
+        LocalLauncher(preload=LIGHT).launch(until_stopped, 2, False, care=Supervision(hear=hear))
     assert eventually(lambda: not any(_runs(pid) for pid in pids))
-    assert Local(preload=LIGHT).launch(add_rank, 1, 1) == [(0, 1, 1)]
+    assert LocalLauncher(preload=LIGHT).launch(add_rank, 1, 1) == [(0, 1, 1)]
 
 
 def test_a_pool_survives_its_nursery() -> None:
-    with Local(preload=LIGHT).executor(1) as executor:
+    with LocalLauncher(preload=LIGHT).executor(1) as executor:
         first = executor.submit(nap, 60)
         assert eventually(first.running)
-        os.kill(crew.nursery(tuple(LIGHT)).pid, signal.SIGKILL)
+        os.kill(local_processes.fork_server(tuple(LIGHT)).pid, signal.SIGKILL)
         with pytest.raises(WorkerFailedError, match="the process that starts workers"):
             first.result(30)
         assert executor.submit(nap, 0).result(30) > 0
@@ -223,23 +229,27 @@ def test_a_pool_survives_its_nursery() -> None:
 
 PARENT = """
     import os, sys, time
-    from manyhands.launchers.base import Care
+    from manyhands.launchers.base import Supervision
     from manyhands.launchers.{module} import {name}
-    from manyhands.testing.deeds import until_stopped, nap
+    from manyhands.testing.worker_functions import until_stopped, nap
     if __name__ == "__main__":
         launcher = {name}({arguments})
         def hear(message):
             print(message[2], flush=True)
         {last}
 """
-LOCAL = {"module": "local", "name": "Local", "arguments": "preload=['manyhands.testing.deeds']"}
-MPI = {"module": "mpi", "name": "Mpi", "arguments": ""}
+LOCAL = {
+    "module": "local",
+    "name": "LocalLauncher",
+    "arguments": "preload=['manyhands.testing.worker_functions']",
+}
+MPI = {"module": "mpi", "name": "MpiLauncher", "arguments": ""}
 
 
 @pytest.mark.parametrize("launcher", [LOCAL, MPI], ids=["local", "mpi"])
 def test_the_parents_death_leaves_no_process(tmp_path: Path, launcher: dict[str, str]) -> None:
     """SIGKILL: nobody can clean up after it."""
-    last = "launcher.launch(until_stopped, 2, False, care=Care(hear=hear))"
+    last = "launcher.launch(until_stopped, 2, False, care=Supervision(hear=hear))"
     path = script(tmp_path, PARENT.format(**launcher, last=last))
     with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -267,12 +277,12 @@ def test_a_process_that_ends_waits_for_no_forgotten_pool(tmp_path: Path) -> None
 
 def test_the_second_launch_finds_torch_imported() -> None:
     """The real preload: first and second launch, and threads that begin after the fork."""
-    crew.close_nursery(local.PRELOAD)
+    local_processes.close_fork_server(local.PRELOAD)
     times = []
     for _ in range(2):
         begun = time.perf_counter()
-        assert Local().launch(is_imported, 2, "torch") == [True, True]
+        assert LocalLauncher().launch(is_imported, 2, "torch") == [True, True]
         times.append(time.perf_counter() - begun)
     print(f"first launch {times[0]:.2f} s, second {times[1]:.3f} s")
     assert times[1] < times[0] / 2
-    assert Local().launch(multiply, 1, 2) == [(2, True)]
+    assert LocalLauncher().launch(multiply, 1, 2) == [(2, True)]

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.errors import UsageError
-from manyhands.launchers import env
+from manyhands.core.errors import UsageError
 from manyhands.launchers.base import Launcher
-from manyhands.launchers.env import Env
-from manyhands.launchers.inline import Inline
-from manyhands.launchers.local import Local
-from manyhands.launchers.mpi import Mpi
-from manyhands.testing.deeds import add_rank
-from manyhands.testing.launchers import GangSuite, LauncherSuite
+from manyhands.launchers.env import launcher
+from manyhands.launchers.env.launcher import EnvLauncher
+from manyhands.launchers.inline import InlineLauncher
+from manyhands.launchers.local import LocalLauncher
+from manyhands.launchers.mpi import MpiLauncher
+from manyhands.testing.launchers import LauncherSuite, WorkerGroupSuite
+from manyhands.testing.worker_functions import add_rank
 
 
 class TestInline(LauncherSuite):
     def launcher(self) -> Launcher:
-        return Inline()
+        return InlineLauncher()
 
     def test_it_runs_one_worker(self) -> None:
         with pytest.raises(UsageError, match=r"^the inline launcher runs 1 worker, not 2$"):
-            Inline().launch(add_rank, 2, 0)
+            InlineLauncher().launch(add_rank, 2, 0)
 
 
-class TestLocal(GangSuite):
+class TestLocal(WorkerGroupSuite):
     def launcher(self) -> Launcher:
-        return Local(preload=["manyhands.testing.deeds"])
+        return LocalLauncher(preload=["manyhands.testing.worker_functions"])
 
 
-class TestMpi(GangSuite):
+class TestMpi(WorkerGroupSuite):
     sizes = (1, 2)
 
     def launcher(self) -> Launcher:
-        return Mpi()
+        return MpiLauncher()
 
 
 class TestEnvAlone(LauncherSuite):
@@ -44,7 +44,7 @@ class TestEnvAlone(LauncherSuite):
         found = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         for name, value in found.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(env, "_leading", None)
+        monkeypatch.setattr(launcher, "_leading", None)
 
     def launcher(self) -> Launcher:
-        return Env()
+        return EnvLauncher()

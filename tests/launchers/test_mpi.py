@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from launchers.workers import speak, sum_by_mpi
-from manyhands.errors import UsageError, WorkerFailedError
+from manyhands.core.errors import UsageError, WorkerFailedError
 from manyhands.launchers import mpi
-from manyhands.launchers.base import Care
-from manyhands.launchers.hub import Hub
-from manyhands.launchers.mpi import Mpi, MpiCrew
-from manyhands.launchers.rank import VARIABLE
-from manyhands.testing.deeds import add_rank
+from manyhands.launchers.base import Supervision
+from manyhands.launchers.control.server import ControlServer
+from manyhands.launchers.mpi import MpiLauncher, MpiProcesses
+from manyhands.launchers.processes.worker_main import VARIABLE
+from manyhands.testing.worker_functions import add_rank
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_without_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"^launcher mpi needs mpirun: pip install 'manyhands\[mpi\]'$"):
-        Mpi()
+        MpiLauncher()
 
 
 def test_an_mpirun_that_cannot_begin_is_quoted(pretender: Path) -> None:
@@ -40,8 +40,8 @@ def test_an_mpirun_that_cannot_begin_is_quoted(pretender: Path) -> None:
     pretender.chmod(0o755)
     sentence = r"^mpirun ended with exit code 213 before its workers began\n  not enough slots$"
     with pytest.raises(WorkerFailedError, match=sentence):
-        Mpi().launch(add_rank, 2, 1)
-    with Mpi().executor(2) as executor, pytest.raises(WorkerFailedError, match=sentence):
+        MpiLauncher().launch(add_rank, 2, 1)
+    with MpiLauncher().executor(2) as executor, pytest.raises(WorkerFailedError, match=sentence):
         executor.submit(abs, 1).result(30)
 
 
@@ -49,7 +49,7 @@ def test_the_key_is_on_no_command_line(pretender: Path, tmp_path: Path) -> None:
     pretender.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/line\nenv > {tmp_path}/environment\nexit 1\n')
     pretender.chmod(0o755)
     with pytest.raises(WorkerFailedError):
-        Mpi().launch(add_rank, 2, 1)
+        MpiLauncher().launch(add_rank, 2, 1)
     variables = dict(
         line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line
     )
@@ -66,10 +66,10 @@ def test_ranks_can_use_mpi_and_its_chatter_is_not_shown(
     """On hosts by name, by TCP; and everything that is written is in the logs."""
     monkeypatch.setenv("MANYHANDS_HOSTS", "localhost:2")
     before = set(Path("/dev/shm").iterdir())
-    assert Mpi().launch(sum_by_mpi, 2, care=Care(logs=tmp_path)) == [3, 3]
+    assert MpiLauncher().launch(sum_by_mpi, 2, care=Supervision(logs=tmp_path)) == [3, 3]
     assert set(Path("/dev/shm").iterdir()) == before
     assert (tmp_path / "mpirun.log").read_text() == ""
-    Mpi().launch(speak, 2, care=Care(logs=tmp_path))
+    MpiLauncher().launch(speak, 2, care=Supervision(logs=tmp_path))
     assert "rank 1, grüezi" in (tmp_path / "rank-1.log").read_text()
     assert capfd.readouterr() == ("", "")
 
@@ -77,8 +77,8 @@ def test_ranks_can_use_mpi_and_its_chatter_is_not_shown(
 @pytest.mark.parametrize("replaced", [False, True])
 def test_nobody_comes_once_all_are_here(replaced: bool) -> None:
     """Unless some of them may be replaced."""
-    with Hub() as hub:
-        crew = MpiCrew("mpirun", hub, None, continuous=replaced)
+    with ControlServer() as hub:
+        crew = MpiProcesses("mpirun", hub, None, continuous=replaced)
         crew.assembled()
         with socket.socket(socket.AF_UNIX) as stranger:
             error = stranger.connect_ex("\0" + crew._address[1:])

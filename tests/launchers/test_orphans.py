@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from manyhands.launchers import orphans
-from manyhands.launchers.orphans import Watch
-from manyhands.launchers.rendezvous import Found
+from manyhands.launchers.env import orphans
+from manyhands.launchers.env.orphans import OrphanWatch
+from manyhands.launchers.env.rendezvous import StarterInfo
 
 AGENT = {"TORCHELASTIC_RUN_ID": "none"}
-JOB = Found("torchrun", 0, 2, 0, 2, "job", "127.0.0.1:1")
+JOB = StarterInfo("torchrun", 0, 2, 0, 2, "job", "127.0.0.1:1")
 
 
-def orphaned(job: Found, environ: Mapping[str, str]) -> str:
+def orphaned(job: StarterInfo, environ: Mapping[str, str]) -> str:
     """What a worker says whose parent is killed while it works, or `stays`."""
     reading, writing = os.pipe()
     parent = os.fork()
@@ -26,7 +26,7 @@ def orphaned(job: Found, environ: Mapping[str, str]) -> str:
         if os.fork() > 0:
             time.sleep(60)
         sys.stderr = os.fdopen(writing, "w")
-        Watch(job, environ)
+        OrphanWatch(job, environ)
         os.write(writing, b"works\n")
         time.sleep(1.0)
         os.write(writing, b"stays")
@@ -49,7 +49,7 @@ def orphaned(job: Found, environ: Mapping[str, str]) -> str:
     ],
 )
 def test_who_ends_with_its_parent(
-    job: Found, environ: Mapping[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+    job: StarterInfo, environ: Mapping[str, str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphans, "LOOK", 0.1)
     monkeypatch.setattr(orphans, "LEADER_FIRST", 0.2)
@@ -65,5 +65,5 @@ def test_one_whose_parent_died_before_it_could_look(
     """By then its parent is whoever takes in orphans, and that one never dies."""
     monkeypatch.setattr(orphans, "parents_name", lambda: name)
     monkeypatch.setattr(orphans.threading.Thread, "start", lambda self: None)
-    assert Watch(JOB, AGENT).is_orphan() == late
-    assert not Watch(JOB, {}).is_orphan()
+    assert OrphanWatch(JOB, AGENT).is_orphan() == late
+    assert not OrphanWatch(JOB, {}).is_orphan()

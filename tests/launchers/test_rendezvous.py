@@ -12,13 +12,13 @@ import pytest
 
 from launchers.doors import listening
 from launchers.test_env import free_port
-from manyhands import addresses
-from manyhands.errors import ManyhandsError, UsageError
-from manyhands.launchers import rendezvous
-from manyhands.launchers.env import Env
-from manyhands.launchers.following import Follower
-from manyhands.launchers.leading import Leader
-from manyhands.launchers.rendezvous import Found, detect, nodes
+from manyhands.core import addresses
+from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.launchers.env import rendezvous
+from manyhands.launchers.env.follower import EnvFollower
+from manyhands.launchers.env.launcher import EnvLauncher
+from manyhands.launchers.env.leader import EnvLeader
+from manyhands.launchers.env.rendezvous import StarterInfo, detect, nodes
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -45,36 +45,36 @@ SRUN = {
         ({}, None),
         ({"PATH": "/bin", "RANK": "0"}, None),
         ({"RANK": "0", "WORLD_SIZE": "2"}, None),  # as our own workers have it: nowhere to meet
-        (TORCHRUN | MASTER, Found("torchrun", 3, 4, 1, 2, "::10.0.0.1:29501", "10.0.0.1:29501")),
+        (TORCHRUN | MASTER, StarterInfo("torchrun", 3, 4, 1, 2, "::10.0.0.1:29501", "10.0.0.1:29501")),
         (
             {"RANK": "0", "WORLD_SIZE": "1", **MASTER, "TORCHELASTIC_RUN_ID": "x"},
-            Found("torchrun", 0, 1, 0, 0, "x::10.0.0.1:29501", "10.0.0.1:29501"),
+            StarterInfo("torchrun", 0, 1, 0, 0, "x::10.0.0.1:29501", "10.0.0.1:29501"),
         ),
         (
             {**TORCHRUN, "MANYHANDS_PORT": "40000"},
-            Found("torchrun", 3, 4, 1, 2, "::127.0.0.1:40000", "127.0.0.1:40000"),
+            StarterInfo("torchrun", 3, 4, 1, 2, "::127.0.0.1:40000", "127.0.0.1:40000"),
         ),
         (
             TORCHRUN | MASTER | {"MANYHANDS_PORT": "40000"},
-            Found("torchrun", 3, 4, 1, 2, "::10.0.0.1:40000", "10.0.0.1:40000"),
+            StarterInfo("torchrun", 3, 4, 1, 2, "::10.0.0.1:40000", "10.0.0.1:40000"),
         ),
-        (OPEN_MPI, Found("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
-        (SBATCH | OPEN_MPI, Found("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
+        (OPEN_MPI, StarterInfo("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
+        (SBATCH | OPEN_MPI, StarterInfo("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
         (
             {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"},
-            Found("mpirun", 1, 4, 1, 4, ""),
+            StarterInfo("mpirun", 1, 4, 1, 4, ""),
         ),
         (SBATCH, None),  # the shell of a batch job, however many tasks it may start
         (SBATCH | {"SLURM_STEP_NUM_TASKS": "1"}, None),
-        (SRUN | {"MANYHANDS_PORT": "9"}, Found("slurm", 7, 8, 3, 0, "slurm-77.0", "n1:9")),
+        (SRUN | {"MANYHANDS_PORT": "9"}, StarterInfo("slurm", 7, 8, 3, 0, "slurm-77.0", "n1:9")),
         (
             SRUN | {"MANYHANDS_PORT": "9", "MASTER_ADDR": "ib1"},
-            Found("slurm", 7, 8, 3, 0, "slurm-77.0", "ib1:9"),
+            StarterInfo("slurm", 7, 8, 3, 0, "slurm-77.0", "ib1:9"),
         ),
-        (SRUN | {"SLURM_STEP_NODELIST": "n1"}, Found("slurm", 7, 8, 3, 8, "slurm-77.0", "")),
+        (SRUN | {"SLURM_STEP_NODELIST": "n1"}, StarterInfo("slurm", 7, 8, 3, 8, "slurm-77.0", "")),
     ],
 )
-def test_starters(environ: dict[str, str], found: Found | None) -> None:
+def test_starters(environ: dict[str, str], found: StarterInfo | None) -> None:
     assert detect(environ) == found
 
 
@@ -117,9 +117,9 @@ def test_node_lists(text: str, hosts: list[str]) -> None:
 )
 def test_a_loopback_address_is_no_way_to_other_hosts(address: str, here: bool) -> None:
     """Whatever is told of the number of workers: two torchruns on one host are as private as one."""
-    assert Found("torchrun", 0, 2, 0, 1, "job", address).meets_here == here
-    assert Found("torchrun", 0, 2, 0, 2, "job", address).meets_here
-    assert not Found("mpirun", 0, 2, 0, 0, "job").meets_here
+    assert StarterInfo("torchrun", 0, 2, 0, 1, "job", address).meets_here == here
+    assert StarterInfo("torchrun", 0, 2, 0, 2, "job", address).meets_here
+    assert not StarterInfo("mpirun", 0, 2, 0, 0, "job").meets_here
 
 
 def test_between_hosts_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +136,17 @@ def test_between_hosts_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("RANK", rank)
         monkeypatch.delenv("MANYHANDS_KEY", raising=False)
         with pytest.raises(UsageError, match=f"{need}is not set: {how}"):
-            Env()
+            EnvLauncher()
         monkeypatch.setenv("MANYHANDS_KEY", "fifteen letters")
         with pytest.raises(UsageError, match=f"{need}has 15 characters: {how}"):
-            Env()
+            EnvLauncher()
         monkeypatch.setenv("MANYHANDS_KEY", "sixteen letters.")
-        assert Env().leads == (rank == "0")
+        assert EnvLauncher().leads == (rank == "0")
     keys = [rendezvous.key_of({"MANYHANDS_KEY": letter * 64}) for letter in "aab"]
     assert keys[0] == keys[1] != keys[2]
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.delenv("MANYHANDS_KEY")
-    assert Env()  # nobody to meet
+    assert EnvLauncher()  # nobody to meet
 
 
 def test_a_note_is_for_its_user_only(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-JOB = Found("torchrun", 0, 2, 0, 2, "none:0:127.0.0.1:29501", "127.0.0.1:29501")
+JOB = StarterInfo("torchrun", 0, 2, 0, 2, "none:0:127.0.0.1:29501", "127.0.0.1:29501")
 
 
 def test_notes_lie_where_nobody_else_looks(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,13 +213,13 @@ def test_a_folder_that_another_user_made_first_is_not_believed(
     sentence = (
         rf"^workers cannot meet in private: {folder} is not a folder of this user .*set TMPDIR to a folder"
     )
-    for act in (lambda: Leader(JOB), lambda: Follower(JOB._replace(rank=1), 60)):
+    for act in (lambda: EnvLeader(JOB), lambda: EnvFollower(JOB._replace(rank=1), 60)):
         with pytest.raises(UsageError, match=sentence):
             act()
     folder.rmdir()
     folder.symlink_to(temp)
     with pytest.raises(UsageError, match=sentence):
-        Leader(JOB)
+        EnvLeader(JOB)
 
 
 def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
@@ -230,13 +230,13 @@ def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
     squatter.settimeout(5)
     path = rendezvous.meeting_file(JOB)
     rendezvous.leave_note(path, f"@manyhands-stale-{os.getpid()}", b"old key")
-    followers: list[Follower] = []
-    early = threading.Thread(target=lambda: followers.append(Follower(JOB._replace(rank=1), 20)))
+    followers: list[EnvFollower] = []
+    early = threading.Thread(target=lambda: followers.append(EnvFollower(JOB._replace(rank=1), 20)))
     with squatter:
         early.start()
         visitor, _ = squatter.accept()  # it has read the old note
         visitor.close()
-    leader = Leader(JOB)
+    leader = EnvLeader(JOB)
     try:
         leader.executor(1, 20).shutdown()
         early.join(5)
@@ -250,7 +250,7 @@ def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
 def test_a_leader_that_does_not_come(temp: Path) -> None:
     path = rendezvous.meeting_file(JOB)
     with pytest.raises(ManyhandsError, match=rf"^worker 0 did not come to {path} within 0.1 s$"):
-        Follower(JOB._replace(rank=1), 0.1)
+        EnvFollower(JOB._replace(rank=1), 0.1)
 
 
 @pytest.fixture
@@ -262,19 +262,21 @@ def as_if_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MANYHANDS_PORT", raising=False)
 
 
-def far(port: int, host: str = "127.0.0.1") -> Found:
-    return Found("torchrun", 0, 2, 0, 1, "job", f"{host}:{port}")
+def far(port: int, host: str = "127.0.0.1") -> StarterInfo:
+    return StarterInfo("torchrun", 0, 2, 0, 1, "job", f"{host}:{port}")
 
 
 @pytest.mark.usefixtures("as_if_far")
 def test_between_hosts_workers_meet_at_the_address_that_they_are_told() -> None:
     port = free_port()
     before = listening()
-    leader = Leader(far(port))
+    leader = EnvLeader(far(port))
     try:
         assert listening() - before == {f"127.0.0.1:{port}"}
-        followers: list[Follower] = []
-        thread = threading.Thread(target=lambda: followers.append(Follower(far(port)._replace(rank=1), 20)))
+        followers: list[EnvFollower] = []
+        thread = threading.Thread(
+            target=lambda: followers.append(EnvFollower(far(port)._replace(rank=1), 20))
+        )
         thread.start()
         leader.executor(1, 20).shutdown()
         thread.join(5)
@@ -293,7 +295,7 @@ def test_under_mpirun_worker_0_opens_the_way_to_the_others(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(rendezvous, "broadcast", lambda tell: tell([socket.gethostname(), *hosts]))
     before = listening()
-    leader = Leader(Found("mpirun", 0, 2, 0, 0, "job"))
+    leader = EnvLeader(StarterInfo("mpirun", 0, 2, 0, 0, "job"))
     try:
         assert {door.rpartition(":")[0] for door in listening() - before} == opened
     finally:
@@ -306,21 +308,21 @@ def test_worker_0_listens_there_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> N
     before = listening()
     own = "MASTER_ADDR must be an address of the host of worker 0, here "
     with pytest.raises(UsageError, match=rf"^worker 0 cannot listen at 192.0.2.1:4711: .*; {own}"):
-        Leader(far(4711, "192.0.2.1"))
+        EnvLeader(far(4711, "192.0.2.1"))
     with pytest.raises(
         UsageError, match=r"^worker 0 cannot listen at 0.0.0.0:4711: 0.0.0.0 stands for every"
     ):
-        Leader(far(4711, "0.0.0.0"))
+        EnvLeader(far(4711, "0.0.0.0"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         taken = rf"^port {port} on 127.0.0.1 is in use "
         with pytest.raises(
             UsageError, match=taken + r"\(MASTER_PORT \+ 1\): choose another MASTER_PORT, or set"
         ):
-            Leader(far(port))
+            EnvLeader(far(port))
         monkeypatch.setenv("MANYHANDS_PORT", str(port))
         with pytest.raises(UsageError, match=taken + r"\(MANYHANDS_PORT\): choose another MANYHANDS_PORT$"):
-            Leader(far(port))
+            EnvLeader(far(port))
     assert listening() == before
 
 
@@ -331,12 +333,12 @@ def test_a_name_that_leads_to_the_loopback_here_leads_nobody_here(monkeypatch: p
     monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
     sentence = r"^MASTER_ADDR=node1 is 127.0.1.1 on this host, where no other host reaches worker 0: use the"
     with pytest.raises(UsageError, match=sentence):
-        Leader(far(4711, "node1"))
+        EnvLeader(far(4711, "node1"))
 
 
 def test_notes_of_two_jobs_do_not_meet(temp: Path) -> None:
-    one = rendezvous.meeting_file(Found("mpirun", 0, 2, 0, 2, "prterun-vm-1@1"))
-    other = rendezvous.meeting_file(Found("mpirun", 0, 2, 0, 2, "prterun-vm-2@1"))
-    nameless = rendezvous.meeting_file(Found("mpirun", 0, 2, 0, 2, ""))
+    one = rendezvous.meeting_file(StarterInfo("mpirun", 0, 2, 0, 2, "prterun-vm-1@1"))
+    other = rendezvous.meeting_file(StarterInfo("mpirun", 0, 2, 0, 2, "prterun-vm-2@1"))
+    nameless = rendezvous.meeting_file(StarterInfo("mpirun", 0, 2, 0, 2, ""))
     assert len({one, other, nameless}) == 3
     assert str(os.getppid()) in nameless.name

@@ -19,7 +19,7 @@ import pytest
 
 from launchers.doors import listening, open_to_others
 from launchers.test_attacks import Evil, guessable
-from manyhands.launchers.wire import StrangerError, connect
+from manyhands.launchers.control.connection import HandshakeError, connect
 
 BIN = Path(sys.executable).parent
 NOBODY = 65534
@@ -167,7 +167,7 @@ def knock(port: int, evil: Path) -> tuple[int, int]:
 def try_it(address: str, key: bytes, evil: Path, tries: int) -> None:
     try:
         wire = connect(address, key, 1.0)
-    except (OSError, StrangerError):
+    except (OSError, HandshakeError):
         return
     os.write(tries, b"!")
     wire.send("hello", 7, "h", Evil(evil))

@@ -8,38 +8,38 @@ import sys
 import time
 
 from launchers.doors import listening
-from manyhands.errors import InterruptedRunError
-from manyhands.faults import Fault
-from manyhands.place import Place, Status
-from manyhands.testing.deeds import wait_until
+from manyhands.core.errors import InterruptedRunError
+from manyhands.core.rank_info import RankInfo, RankStatus
+from manyhands.engine.fault_injection.faults import Fault
+from manyhands.testing.worker_functions import wait_until
 
 
-def variable(place: Place, name: str) -> str | None:
+def variable(place: RankInfo, name: str) -> str | None:
     return os.environ.get(name)
 
 
-def speak(place: Place) -> None:
+def speak(place: RankInfo) -> None:
     print(f"rank {place.rank}, grüezi")
     os.write(2, b"from C\n")
 
 
-def exhaust(place: Place) -> None:
+def exhaust(place: RankInfo) -> None:
     Fault("oom", 0, 0).strike()
 
 
-def late_to_exchange(place: Place) -> None:
-    place.line.watch(lambda: Status(0, "other", "", 1))
+def late_to_exchange(place: RankInfo) -> None:
+    place.line.watch(lambda: RankStatus(0, "other", "", 1))
     if place.rank == 1:
         time.sleep(300)
     place.line.exchange(None)
 
 
-def sleep_unwatched(place: Place) -> None:
+def sleep_unwatched(place: RankInfo) -> None:
     time.sleep(0.8)
 
 
-def save_slowly(place: Place) -> None:
-    place.line.watch(lambda: Status(3, "checkpoint" if place.rank == 0 else "forward", "", 1))
+def save_slowly(place: RankInfo) -> None:
+    place.line.watch(lambda: RankStatus(3, "checkpoint" if place.rank == 0 else "forward", "", 1))
     time.sleep(0.3)
     if place.rank == 0:
         time.sleep(1.0)
@@ -47,11 +47,11 @@ def save_slowly(place: Place) -> None:
     raise InterruptedRunError(f"rank {place.rank} was interrupted", signal.SIGTERM)
 
 
-def is_imported(place: Place, module: str) -> bool:
+def is_imported(place: RankInfo, module: str) -> bool:
     return module in sys.modules
 
 
-def multiply(place: Place, threads: int) -> tuple[int, bool]:
+def multiply(place: RankInfo, threads: int) -> tuple[int, bool]:
     import torch
 
     torch.set_num_threads(threads)
@@ -60,13 +60,13 @@ def multiply(place: Place, threads: int) -> tuple[int, bool]:
     return torch.get_num_threads(), bool(torch.allclose(product[:4], matrix[:4] @ matrix))
 
 
-def sum_by_mpi(place: Place) -> int:
+def sum_by_mpi(place: RankInfo) -> int:
     from mpi4py import MPI
 
     return int(MPI.COMM_WORLD.allreduce(place.rank + 1))
 
 
-def look_for_doors(place: Place, leader: int, *more: str) -> list[str]:
+def look_for_doors(place: RankInfo, leader: int, *more: str) -> list[str]:
     """Where this process and its leader listen, with each of these transports in turn."""
     from manyhands.transports.connect import connect
 
@@ -80,9 +80,9 @@ def look_for_doors(place: Place, leader: int, *more: str) -> list[str]:
     return sorted(found)
 
 
-def lose_all(place: Place) -> None:
+def lose_all(place: RankInfo) -> None:
     """Rank 2 ends, and when that is known rank 1; when that is known as well, rank 0 returns."""
-    place.line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
+    place.line.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
     if place.rank == 2:
         time.sleep(0.3)
         os._exit(3)
@@ -92,9 +92,9 @@ def lose_all(place: Place) -> None:
     wait_until(lambda: place.line.gone >= {1, 2})
 
 
-def lose_with_facts(place: Place, count: int) -> dict[str, object]:
+def lose_with_facts(place: RankInfo, count: int) -> dict[str, object]:
     """Rank 2 has much to say before it ends."""
-    place.line.watch(lambda: Status(120, "backward", "", time.monotonic_ns()))
+    place.line.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
     if place.rank == 2:
         time.sleep(0.2)
         for number in range(count):
@@ -105,10 +105,10 @@ def lose_with_facts(place: Place, count: int) -> dict[str, object]:
     return place.line.posted
 
 
-def struggle(place: Place, until: float) -> tuple[bool, list[object]]:
+def struggle(place: RankInfo, until: float) -> tuple[bool, list[object]]:
     """Step until a time of day, whoever dies; exchange once before that and once after."""
     line, steps = place.line, 0
-    line.watch(lambda: Status(steps, "forward", "", steps))
+    line.watch(lambda: RankStatus(steps, "forward", "", steps))
     line.tell((place.rank, os.getpid()))
     if place.joining:
         line.joined()

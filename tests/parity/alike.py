@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyhands.data.base import Batch, Request
-from manyhands.data.order import Share
+from manyhands.data.order import BatchShare
 
 State = dict[str, Tensor]
 FEATURES, CLASSES = 6, 3
@@ -108,14 +108,14 @@ def batches(sizes: Sequence[int], features: int = FEATURES) -> list[Batch]:
     ]
 
 
-def parts_of(batch: Batch, share: Share) -> list[Batch]:
+def parts_of(batch: Batch, share: BatchShare) -> list[Batch]:
     """A worker's micro-batches of a global batch."""
     parts = [torch.from_numpy(part.samples.copy()) for part in share.of(Request(0, np.arange(batch.size)))]
     return [Batch(batch.inputs[part], batch.targets[part]) for part in parts]
 
 
 def share(batch: Batch, rank: int, workers: int, accumulate: int = 1) -> list[Batch]:
-    return parts_of(batch, Share(rank, workers, accumulate))
+    return parts_of(batch, BatchShare(rank, workers, accumulate))
 
 
 class Made(TorchDispatchMode):

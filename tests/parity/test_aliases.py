@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 from manyhands.strategies.aliases import refuse_views
-from manyhands.strategies.average import Average
-from manyhands.strategies.hogwild import Hogwild
+from manyhands.strategies.asynchronous.hogwild import Hogwild
+from manyhands.strategies.asynchronous.server import server
+from manyhands.strategies.local_sgd.average import Average
 from manyhands.strategies.options import AverageOptions
-from manyhands.strategies.server import server
-from manyhands.strategies.sharded import Sharded
+from manyhands.strategies.sharded.worker import Sharded
 from manyhands.transports.base import Transport
-from manyhands.transports.threads import Group
-from manyhands.transports.torch_ import Torch
-from parity import test_allreduce, test_free, test_pipeline
+from manyhands.transports.threads import ThreadGroup
+from manyhands.transports.torch_ import TorchTransport
+from parity import test_allreduce, test_asynchronous, test_pipeline
 from parity.alike import CLASSES, FEATURES, batches, close
 from parity.test_allreduce import MOMENTUM
 from transports.gangs import processes
@@ -132,7 +132,7 @@ def test_allreduce_trains_it_as_one_worker_does(model: Any) -> None:
 def test_average_trains_it_as_one_worker_does(model: Any) -> None:
     data = batches(SIZES)
     expected, losses, _ = test_allreduce.alone(model, MOMENTUM, data)
-    group = Group(1, timeout=20)
+    group = ThreadGroup(1, timeout=20)
     made = test_allreduce.setup(model, MOMENTUM, group.transport(0))
     object.__setattr__(made, "options", AverageOptions(every=1))
     state, found, _ = test_allreduce.drive(Average(made), made.transport, data, 1)
@@ -143,8 +143,11 @@ def test_average_trains_it_as_one_worker_does(model: Any) -> None:
 @pytest.mark.parametrize(("strategy", "name"), [(Hogwild, "hogwild"), (server, "server")])
 @pytest.mark.parametrize("model", [Listed, Enclosed])
 def test_the_asynchronous_ones_do(strategy: Any, name: str, model: Any) -> None:
-    recipe = test_free.RECIPES["momentum"]
-    test_free.same(test_free.run(strategy, recipe, name, 1, model), *test_free.reference(recipe, 8, model))
+    recipe = test_asynchronous.RECIPES["momentum"]
+    test_asynchronous.same(
+        test_asynchronous.run(strategy, recipe, name, 1, model),
+        *test_asynchronous.reference(recipe, 8, model),
+    )
 
 
 @pytest.mark.parametrize("hosts", ["", "ab"])
@@ -234,7 +237,7 @@ def sharded(transport: Transport) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def of_two() -> list[dict[str, Any]]:
-    return processes(Torch, ("here",) * 2, sharded)
+    return processes(TorchTransport, ("here",) * 2, sharded)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from manyhands.core.errors import ManyhandsError
 from manyhands.data.base import Batch
-from manyhands.errors import ManyhandsError
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.allreduce import AllReduce
 from manyhands.strategies.base import Compute, Outcome, Setup, Votes
-from manyhands.strategies.sharded import Sharded
+from manyhands.strategies.data_parallel.allreduce import AllReduce
+from manyhands.strategies.sharded.worker import Sharded
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
-from manyhands.transports.solo import Solo
-from manyhands.transports.threads import Group
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
 from parity.alike import (
     CLASSES,
     FEATURES,
@@ -91,7 +91,7 @@ def alone(
     accumulate: int = 1,
     state: State | None = None,
 ) -> tuple[State, list[float], nn.Module]:
-    return drive(Single(setup(model, recipe, Solo())), Solo(), data, accumulate, state)
+    return drive(Single(setup(model, recipe, SoloTransport())), SoloTransport(), data, accumulate, state)
 
 
 def together(
@@ -104,7 +104,7 @@ def together(
     sync: bool = False,
 ) -> list[tuple[State, list[float], nn.Module]]:
     """Models are built one after the other (threads share torch's generator), then all train at once."""
-    group = Group(len(hosts), timeout=20, hosts=hosts)
+    group = ThreadGroup(len(hosts), timeout=20, hosts=hosts)
     setups = [setup(model, recipe, group.transport(rank), sync) for rank in range(len(hosts))]
 
     def work(transport: Transport) -> tuple[State, list[float], nn.Module]:
@@ -253,7 +253,7 @@ def test_a_state_goes_on_with_any_number_of_workers(first: int, second: int, rec
     expected, _, _ = alone(tied_and_frozen, RECIPES[recipe], data)
     [(state, _, _), *_] = together(["h"] * first, tied_and_frozen, RECIPES[recipe], data[:2])
 
-    group = Group(second, timeout=20)
+    group = ThreadGroup(second, timeout=20)
     setups = [setup(tied_and_frozen, RECIPES[recipe], group.transport(rank)) for rank in range(second)]
 
     def work(transport: Transport) -> State:
@@ -274,7 +274,7 @@ def test_the_same_workers_go_on_bit_for_bit() -> None:
     half = together(ONE_HOST, normed, ADAMW, data[:1])
 
     def rest() -> list[Any]:
-        group = Group(3, timeout=20)
+        group = ThreadGroup(3, timeout=20)
         setups = [setup(normed, ADAMW, group.transport(rank)) for rank in range(3)]
 
         def work(transport: Transport) -> State:
@@ -294,7 +294,7 @@ def test_the_same_workers_go_on_bit_for_bit() -> None:
 @pytest.mark.parametrize("hosts", [ONE_HOST, TWO_HOSTS], ids=str)
 def test_only_rank_0_makes_tensors_for_a_state(hosts: tuple[str, ...]) -> None:
     """All of them copied the whole optimiser's state at each checkpoint."""
-    group = Group(len(hosts), timeout=20, hosts=hosts)
+    group = ThreadGroup(len(hosts), timeout=20, hosts=hosts)
     setups = [setup(plain, ADAMW, group.transport(rank)) for rank in range(len(hosts))]
     [data] = batches((9,))
 
@@ -311,7 +311,7 @@ def test_only_rank_0_makes_tensors_for_a_state(hosts: tuple[str, ...]) -> None:
 
 
 def test_what_any_worker_votes_for_happens_at_all() -> None:
-    group = Group(3, timeout=20)
+    group = ThreadGroup(3, timeout=20)
     setups = [setup(plain, MOMENTUM, group.transport(rank)) for rank in range(3)]
     [data] = batches((9,))
 
@@ -326,7 +326,7 @@ def test_what_any_worker_votes_for_happens_at_all() -> None:
 
 
 def test_another_model_at_one_worker_is_noticed() -> None:
-    group = Group(2, timeout=20)
+    group = ThreadGroup(2, timeout=20)
     models = [plain, lambda: nn.Sequential(nn.Linear(FEATURES, 38), nn.Tanh(), nn.Linear(38, CLASSES))]
     setups = [setup(model, MOMENTUM, group.transport(rank)) for rank, model in enumerate(models)]
     with pytest.raises(ManyhandsError, match=r"^worker 1 built another model than worker 0: "):
@@ -334,7 +334,7 @@ def test_another_model_at_one_worker_is_noticed() -> None:
 
 
 def test_workers_start_from_rank_0s_values() -> None:
-    group = Group(4, timeout=20, hosts=TWO_HOSTS)
+    group = ThreadGroup(4, timeout=20, hosts=TWO_HOSTS)
     setups = []
     for rank in range(4):
         torch.manual_seed(rank)

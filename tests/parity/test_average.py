@@ -17,16 +17,16 @@ from torch import nn
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.allreduce import AllReduce
-from manyhands.strategies.average import Average
 from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.data_parallel.allreduce import AllReduce
+from manyhands.strategies.local_sgd.average import Average
 from manyhands.strategies.options import AverageOptions
 from manyhands.strategies.single import Single
 from manyhands.tasks import find
 from manyhands.tasks.quadratic import Displacement, points, stiffness
 from manyhands.transports.base import Transport
-from manyhands.transports.solo import Solo
-from manyhands.transports.threads import Group
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
 from parity.alike import (
     FEATURES,
     Mixed,
@@ -73,7 +73,7 @@ def setup(
 
 
 def alone(model: Callable[[], nn.Module], recipe: Recipe, data: list[Batch]) -> tuple[State, Any]:
-    return drive(Single(setup(model, recipe, Solo())), 0, 1, data)
+    return drive(Single(setup(model, recipe, SoloTransport())), 0, 1, data)
 
 
 def together(
@@ -85,7 +85,7 @@ def together(
     strategy: Any = Average,
 ) -> list[tuple[State, Any]]:
     """Models are built one after the other (threads share torch's generator), then all train at once."""
-    group = Group(workers, timeout=20)
+    group = ThreadGroup(workers, timeout=20)
     setups = [setup(model, recipe, group.transport(rank)) for rank in range(workers)]
 
     def work(transport: Transport) -> tuple[State, Any]:
@@ -152,7 +152,7 @@ def test_any_division_of_any_batches(workers: int, accumulate: int, sizes: list[
 def test_one_worker_is_single_to_the_last_bit(recipe: Recipe, every: int) -> None:
     data = batches((9, 10, 2, 7, 8))
     expected, losses = alone(normed, recipe, data)
-    worker = Average(setup(normed, recipe, Solo(), AverageOptions(every=every)))
+    worker = Average(setup(normed, recipe, SoloTransport(), AverageOptions(every=every)))
     state, found = drive(worker, 0, 1, data)
     assert found == losses
     for name, tensor in expected.items():
@@ -161,7 +161,7 @@ def test_one_worker_is_single_to_the_last_bit(recipe: Recipe, every: int) -> Non
 
 def test_batch_norm_by_worker_is_one_worker_that_takes_the_shares_in_turn() -> None:
     data = batches((9, 12, 10))
-    expected, losses = drive(Single(setup(normed, NESTEROV, Solo())), 0, 1, data, accumulate=3)
+    expected, losses = drive(Single(setup(normed, NESTEROV, SoloTransport())), 0, 1, data, accumulate=3)
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     theirs, _ = together(3, normed, NESTEROV, data, strategy=AllReduce)[0]
     for state, found in together(3, normed, NESTEROV, data):
@@ -272,7 +272,7 @@ def walk(
     workers: int, steps: list[Step], options: AverageOptions, momentum: float = 0.0, epoch: int = 0
 ) -> list[list[tuple[Array, Array]]]:
     """By rank and step: a worker's own weights, and what all have learned together."""
-    group = Group(workers, timeout=20)
+    group = ThreadGroup(workers, timeout=20)
     recipe = constant(lr=0.1, momentum=momentum)
     setups = [
         Setup(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from manyhands.recipes.members import constant
 from manyhands.strategies.base import Compute, Setup, Votes
-from manyhands.strategies.ddp import Ddp
+from manyhands.strategies.data_parallel.ddp import Ddp
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
-from manyhands.transports.solo import Solo
-from manyhands.transports.torch_ import Torch
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.torch_ import TorchTransport
 from parity.alike import Sometimes, batches, make, normed, plain, share
 from transports.gangs import processes
 
@@ -55,9 +55,9 @@ def of_normed(transport: Transport) -> tuple[dict[str, Tensor], list[float], Vot
 
 @pytest.mark.parametrize(("build", "trained"), [(Sometimes, of_sometimes), (plain, of_plain)])
 def test_ddp_equals_one_worker(build: Callable[[], nn.Module], trained: Callable[..., Any]) -> None:
-    setup = Setup(make(build), RECIPE, Compute(nn.functional.cross_entropy), Solo())
+    setup = Setup(make(build), RECIPE, Compute(nn.functional.cross_entropy), SoloTransport())
     expected, losses, _ = train(Single(setup), 0, 1, 1)
-    for state, found, votes in processes(Torch, ("here",) * 3, trained):
+    for state, found, votes in processes(TorchTransport, ("here",) * 3, trained):
         assert votes == Votes(save=True)
         assert max(abs(a - b) for a, b in zip(found, losses, strict=True)) < 1e-12
         for name, tensor in expected.items():
@@ -66,6 +66,6 @@ def test_ddp_equals_one_worker(build: Callable[[], nn.Module], trained: Callable
 
 
 def test_its_buffers_are_equal_everywhere() -> None:
-    results = processes(Torch, ("here",) * 2, of_normed)
+    results = processes(TorchTransport, ("here",) * 2, of_normed)
     for name, tensor in results[0][0].items():
         assert torch.equal(results[1][0][name], tensor), name

@@ -12,27 +12,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from manyhands.core.errors import UsageError
+from manyhands.core.rank_info import RankInfo
 from manyhands.data.base import Batch
-from manyhands.data.order import Share
-from manyhands.errors import UsageError
-from manyhands.place import Place
+from manyhands.data.order import BatchShare
+from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies import handover
-from manyhands.strategies.allreduce import AllReduce
-from manyhands.strategies.apart import Apart
-from manyhands.strategies.arena import Arena
 from manyhands.strategies.base import Compute, Outcome, Setup, Votes
+from manyhands.strategies.data_parallel.allreduce import AllReduce
+from manyhands.strategies.data_parallel.arena import Arena
 from manyhands.strategies.options import PipelineOptions
-from manyhands.strategies.pipeline import Recomputed, pipeline
-from manyhands.strategies.schedule import SCHEDULES, Action, gpipe
+from manyhands.strategies.pipeline import stage_link
+from manyhands.strategies.pipeline.remote_stages import RemoteStages
+from manyhands.strategies.pipeline.schedule import SCHEDULES, Action, gpipe
+from manyhands.strategies.pipeline.worker import Recomputed, pipeline
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
-from manyhands.transports.shm import Shm
-from manyhands.transports.solo import Solo
-from manyhands.transports.threads import Group
-from manyhands.transports.torch_ import Torch
-from manyhands.transports.wrap import Counting
+from manyhands.transports.shm.transport import ShmTransport
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
+from manyhands.transports.torch_ import TorchTransport
 from parity import alike
 from parity.alike import CLASSES, State, close, equal, held, make, parts_of
 from transports.gangs import between_hosts, processes
@@ -58,7 +58,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 @pytest.fixture(autouse=True)
 def _small_gangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A stage whose neighbour has failed waits no longer than that: threads notice nobody's death."""
-    monkeypatch.setattr(handover, "PATIENCE", 20.0)
+    monkeypatch.setattr(stage_link, "PATIENCE", 20.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -233,9 +233,9 @@ class Plan(NamedTuple):
     def options(self) -> PipelineOptions:
         return PipelineOptions(self.stages, self.micro_batches, self.schedule, self.recompute, self.cut)  # type: ignore[arg-type]
 
-    def share(self, rank: int) -> Share:
+    def share(self, rank: int) -> BatchShare:
         replica, stage = divmod(rank, self.stages)
-        return Share(replica, self.replicas, self.micro_batches, reads=stage == 0)
+        return BatchShare(replica, self.replicas, self.micro_batches, reads=stage == 0)
 
 
 class Led(NamedTuple):
@@ -246,7 +246,9 @@ class Led(NamedTuple):
     worker: Any
 
 
-def drive(worker: Any, share: Share, data: list[Batch], state: State | None = None, first: int = 0) -> Led:
+def drive(
+    worker: Any, share: BatchShare, data: list[Batch], state: State | None = None, first: int = 0
+) -> Led:
     if state is not None:
         worker.load_state(state)
     losses = []
@@ -280,7 +282,9 @@ def alone(
     state: State | None = None,
     first: int = 0,
 ) -> Led:
-    return drive(Single(setup(model, recipe, Solo())), Share(accumulate=accumulate), data, state, first)
+    return drive(
+        Single(setup(model, recipe, SoloTransport())), BatchShare(accumulate=accumulate), data, state, first
+    )
 
 
 def together(
@@ -292,7 +296,7 @@ def together(
     first: int = 0,
 ) -> list[Led]:
     """Models are built one after the other (threads share torch's generator), then all train at once."""
-    group = Group(plan.size, timeout=20, hosts=plan.hosts or None)
+    group = ThreadGroup(plan.size, timeout=20, hosts=plan.hosts or None)
     setups = [setup(model, recipe, group.transport(rank), plan) for rank in range(plan.size)]
 
     def work(transport: Transport) -> Led:
@@ -481,7 +485,7 @@ def drops_out(transport: Transport) -> list[tuple[State, list[float]]]:
 
 
 def test_dropout_is_the_same_for_the_same_seed_whatever_the_schedule() -> None:
-    for (state, losses), *same, (_, other) in processes(Shm, ("here",) * 2, drops_out):
+    for (state, losses), *same, (_, other) in processes(ShmTransport, ("here",) * 2, drops_out):
         for again, found in same:
             equal(again, state)
             assert found == losses
@@ -503,17 +507,17 @@ def test_no_replica_carries_the_gradients_of_all(replicas: int) -> None:
     Through a star the first of them took and sent the gradients of all others, six times as much with four.
     """
     plan, data = Plan(2, replicas, 2, hosts="abcdefgh"[: 2 * replicas], cut=(3,)), batches((16, 13))
-    group = Group(plan.size, timeout=20, hosts=plan.hosts)
-    counted = [Counting(group.transport(rank)) for rank in range(plan.size)]
+    group = ThreadGroup(plan.size, timeout=20, hosts=plan.hosts)
+    counted = [CountingTransport(group.transport(rank)) for rank in range(plan.size)]
     setups = [setup(wide, MOMENTUM, transport, plan) for transport in counted]
 
-    def moved(transport: Counting) -> int:
+    def moved(transport: CountingTransport) -> int:
         return sum(entry.bytes for entry in transport.traffic.values())
 
     def work(transport: Transport) -> tuple[float, State]:
         rank = transport.rank
         worker: Any = pipeline(setups[rank])
-        assert isinstance(worker._gradients, Apart)
+        assert isinstance(worker._gradients, RemoteStages)
         before = moved(counted[rank])
         for number, batch in enumerate(data):
             worker.step(iter(parts_of(batch, plan.share(rank))), batch.size, 0.1 / (1 + number))
@@ -535,7 +539,7 @@ def over_messages(transport: Transport) -> list[tuple[str, State, list[float]]]:
     found = []
     for model, recipe, plan in MESSAGES:
         worker: Any = pipeline(setup({**MODELS, "normed": normed}[model], RECIPES[recipe], transport, plan))
-        assert isinstance(worker._gradients, Apart)
+        assert isinstance(worker._gradients, RemoteStages)
         led = drive(worker, plan.share(transport.rank), batches((13, 12, 3, 13)))
         found.append((model, led.state, led.losses))
     return found
@@ -552,8 +556,8 @@ MESSAGES = [
 ]
 
 
-WAYS: dict[str, tuple[Callable[[Place], Transport], str]] = {
-    "no common memory": (partial(Torch, timeout=30.0), "aaaa"),
+WAYS: dict[str, tuple[Callable[[RankInfo], Transport], str]] = {
+    "no common memory": (partial(TorchTransport, timeout=30.0), "aaaa"),
     "two and two on a host": (partial(between_hosts, name="torch"), "aabb"),
 }
 
@@ -583,11 +587,11 @@ class Relay(NamedTuple):
             return together(self.plan, tied, ADAMW, data, state, first)[0].state
         if self.workers == 1:
             return alone(tied, ADAMW, data, 1, state, first).state
-        group = Group(self.workers, timeout=20)
+        group = ThreadGroup(self.workers, timeout=20)
         setups = [setup(tied, ADAMW, group.transport(rank)) for rank in range(self.workers)]
 
         def work(transport: Transport) -> State:
-            share = Share(transport.rank, self.workers)
+            share = BatchShare(transport.rank, self.workers)
             return drive(AllReduce(setups[transport.rank]), share, data, state, first).state
 
         return group.run(work)[0]
@@ -630,7 +634,7 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
     """For evaluations, and when the run is over; its counts of batches included."""
     plan, data = Plan(2, 1, 4, hosts=hosts, cut=(3,)), batches((13, 9))
     expected = alone(normed, MOMENTUM, data, accumulate=4).worker.model.state_dict()
-    group = Group(2, timeout=20, hosts=hosts)
+    group = ThreadGroup(2, timeout=20, hosts=hosts)
     setups = [setup(normed, MOMENTUM, group.transport(rank), plan) for rank in range(2)]
 
     def work(transport: Transport) -> tuple[State, State]:
@@ -650,13 +654,13 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
 def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stages share no memory: the model to make it whole, then only what the optimisers remember."""
     sent: list[list[str]] = []
-    send = Apart._everybodys
+    send = RemoteStages._everybodys
 
-    def noted(self: Apart, own: Mapping[str, Tensor]) -> State:
+    def noted(self: RemoteStages, own: Mapping[str, Tensor]) -> State:
         sent.append(list(own))
         return send(self, own)
 
-    monkeypatch.setattr(Apart, "_everybodys", noted)
+    monkeypatch.setattr(RemoteStages, "_everybodys", noted)
     [found, _] = together(Plan(hosts="ab"), plain, ADAMW, batches((13,)))
     names = sorted(name if name.startswith("optimizer/") else f"model/{name}" for own in sent for name in own)
     assert names == sorted(found.state)
@@ -664,7 +668,7 @@ def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_any_worker_votes_for_happens_at_all() -> None:
     plan, [data] = Plan(2, 2, 2), batches((13,))
-    group = Group(4, timeout=20)
+    group = ThreadGroup(4, timeout=20)
     setups = [setup(plain, MOMENTUM, group.transport(rank), plan) for rank in range(4)]
 
     def work(transport: Transport) -> Outcome:
@@ -690,13 +694,13 @@ def test_one_stage_is_all_reduce() -> None:
 
 
 def test_memory_is_shared_where_it_can_be() -> None:
-    for hosts, kind in (("aa", Arena), ("ab", Apart)):
+    for hosts, kind in (("aa", Arena), ("ab", RemoteStages)):
         found = together(Plan(2, 1, 1, hosts=hosts), plain, MOMENTUM, [])
         assert [type(each.worker._gradients) for each in found] == [kind] * 2
 
 
 def test_the_cut_is_told() -> None:
-    group = Group(2, timeout=20)
+    group = ThreadGroup(2, timeout=20)
     plan = Plan(2, 1, 4, cut=(3,))
     setups = [setup(plain, MOMENTUM, group.transport(rank), plan) for rank in range(2)]
     group.run(lambda transport: pipeline(setups[transport.rank]).model)

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyhands.core.errors import UsageError
 from manyhands.data.base import Batch
-from manyhands.errors import UsageError
+from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant
 from manyhands.strategies.base import Votes
-from manyhands.strategies.sharded import Sharded
+from manyhands.strategies.sharded.worker import Sharded
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
-from manyhands.transports.solo import Solo
-from manyhands.transports.spread import spread
-from manyhands.transports.torch_ import Torch
-from manyhands.transports.wrap import Counting
+from manyhands.transports.broadcast import broadcast_tensors
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.torch_ import TorchTransport
 from parity.alike import (
     CLASSES,
     FEATURES,
@@ -185,7 +185,7 @@ def largest_made(transport: Transport) -> tuple[int, int]:
 def two(transport: Transport) -> dict[str, Any]:
     """What two workers are asked."""
     rank, data = transport.rank, batches(SIZES)
-    counting = Counting(transport)
+    counting = CountingTransport(transport)
     made = setup(plain, MOMENTUM, counting)
     torch.manual_seed(rank)  # rank 0's values are everybody's
     for parameter in made.model.parameters():
@@ -198,7 +198,7 @@ def two(transport: Transport) -> dict[str, Any]:
     traffic = {name: each.calls for name, each in counting.traffic.items()}
     # the same from a saved state
     other = Sharded(setup(plain, MOMENTUM, transport))
-    other.load_state(spread(transport, half if rank == 0 else None)[0])
+    other.load_state(broadcast_tensors(transport, half if rank == 0 else None)[0])
     for each in (worker, other):
         for batch in data[2:]:
             each.step(iter(share(batch, rank, 2, 2)), batch.size, 0.1)
@@ -230,12 +230,12 @@ FROM_SINGLE = alone(plain, RECIPES["adamw"], batches((5, 8)))[0]
 
 @pytest.fixture(scope="module")
 def of_three() -> list[dict[str, Any]]:
-    return processes(Torch, ("here",) * 3, three)
+    return processes(TorchTransport, ("here",) * 3, three)
 
 
 @pytest.fixture(scope="module")
 def of_two() -> list[dict[str, Any]]:
-    return processes(Torch, ("here",) * 2, two)
+    return processes(TorchTransport, ("here",) * 2, two)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -249,7 +249,7 @@ def test_it_equals_one_worker(case: str, of_three: list[dict[str, Any]]) -> None
 
 
 def test_inside_whole_every_worker_has_all_of_it_and_asks_nobody(of_three: list[dict[str, Any]]) -> None:
-    worker = Single(setup(normed, MOMENTUM, Solo()))
+    worker = Single(setup(normed, MOMENTUM, SoloTransport()))
     worker.load_state(of_three[0]["whole"]["before"])
     expected = worker.model.eval()(batches((9, 12, 4))[2].inputs)
     for found in (each["whole"] for each in of_three):
@@ -272,7 +272,7 @@ def test_who_has_no_sample_adds_nothing(of_three: list[dict[str, Any]]) -> None:
     assert [each["went along"]["drawn"] for each in of_three] == [True, False, False]
     assert all(each["went along"]["training"] for each in of_three)
     for name in ("running_mean", "running_var"):
-        model = setup(normed_rows, MOMENTUM, Solo()).model
+        model = setup(normed_rows, MOMENTUM, SoloTransport()).model
         model(batches((1,))[0].inputs)
         for state in states:
             assert torch.allclose(state[f"model/1.{name}"], model[1].get_buffer(name), atol=1e-15)
@@ -288,7 +288,7 @@ def test_a_saved_state_goes_on_bit_for_bit(of_two: list[dict[str, Any]]) -> None
 
 
 def test_any_strategy_goes_on_from_its_state_and_it_from_theirs(of_two: list[dict[str, Any]]) -> None:
-    worker = Single(setup(plain, MOMENTUM, Solo()))
+    worker = Single(setup(plain, MOMENTUM, SoloTransport()))
     worker.load_state(of_two[0]["half"])
     for batch in batches(SIZES)[2:]:
         worker.step([batch], batch.size, 0.1)
@@ -299,7 +299,7 @@ def test_any_strategy_goes_on_from_its_state_and_it_from_theirs(of_two: list[dic
 
 
 def test_workers_start_from_rank_0s_values_and_hear_every_vote(of_two: list[dict[str, Any]]) -> None:
-    model = setup(plain, MOMENTUM, Solo()).model
+    model = setup(plain, MOMENTUM, SoloTransport()).model
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
@@ -346,7 +346,7 @@ def test_batch_norm_is_by_worker_and_its_statistics_the_mean(of_two: list[dict[s
         mean = torch.zeros(8, dtype=torch.float64)
         for rank in range(2):
             [part] = share(data, rank, 2, 1)
-            model = setup(normed, MOMENTUM, Solo()).model
+            model = setup(normed, MOMENTUM, SoloTransport()).model
             model(part.inputs)
             mean += model[1].get_buffer(name) * part.size / 7
         for found in of_two:

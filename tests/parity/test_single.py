@@ -13,7 +13,7 @@ from torch import nn
 
 from manyhands import train
 from manyhands.data.order import Order
-from manyhands.folder import RunFolder
+from manyhands.records.run_folder import RunFolder
 from manyhands.tasks import find
 from manyhands.tasks.quadratic import points, sgd_iterates, stiffness
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from manyhands.axes import member, options, parse
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
+from manyhands.core.registry import member, options, parse
 from manyhands.recipes import RECIPES
 from manyhands.recipes.members import constant, lamb, large_batch, lars
 from manyhands.testing.recipes import RecipeSuite

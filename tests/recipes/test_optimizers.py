@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 from manyhands.recipes.members import constant, lamb, large_batch, lars
 from manyhands.recipes.optimizers import build, set_rate, undecayed
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, large_batch, lars
 from manyhands.recipes.optimizers import SparseSgd, build, set_rate, undecayed

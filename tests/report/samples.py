@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from manyhands.record import Evaluation, Noise, RunRecord, Span
-from manyhands.results import Calibration, Cell, Results, Without
-from manyhands.spec import RunSpec
+from manyhands.records.record import Evaluation, Noise, RunRecord, Span
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Calibration, Cell, Results, Without
 from manyhands.testing.records import record
 
 BATCHES = (32, 64, 128, 256, 512, 1024)

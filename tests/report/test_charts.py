@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.record import Evaluation, Span
+from manyhands.records.record import Evaluation, Span
+from manyhands.records.study_results import Calibration, Results
 from manyhands.report import palette, repeat
 from manyhands.report.charts import CHARTS, learning, machine, regimes, scaling, step, target, timeline
 from manyhands.report.figure import altair_chart, limited, tidy
 from manyhands.report.findings import Findings
-from manyhands.results import Calibration, Results
 from manyhands.testing.records import record
 from report.samples import many, pipelined, rich
 

@@ -8,11 +8,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from manyhands.errors import UsageError
-from manyhands.folder import RunFolder
+from manyhands.core.errors import UsageError
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.study_results import Results, StudyFolder
 from manyhands.report import page as pages
 from manyhands.report.page import draw
-from manyhands.results import Results, StudyFolder
 from manyhands.testing.records import record
 
 NASTY = (

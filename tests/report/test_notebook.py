@@ -12,9 +12,9 @@ import pytest
 
 import manyhands as mh
 from conftest import Answer
-from manyhands.errors import UsageError
-from manyhands.folder import RunFolder
-from manyhands.record import RunRecord
+from manyhands.core.errors import UsageError
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
 from manyhands.report.notebook import StudyResults
 from manyhands.testing.records import record
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from manyhands.claims import Claim, Finding, Settled
-from manyhands.errors import StorageError, UsageError
+from manyhands.core.errors import StorageError, UsageError
+from manyhands.records.study_results import Results
 from manyhands.report import page as pages
 from manyhands.report.charts import CHARTS
 from manyhands.report.page import draw
-from manyhands.results import Results
 from manyhands.testing.records import record
 from report.samples import many, rich
 

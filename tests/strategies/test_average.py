@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.data.base import Batch
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.strategies import options
-from manyhands.strategies.allreduce import AllReduce
-from manyhands.strategies.average import TALK, Average, Pace
 from manyhands.strategies.base import Compute, Outcome, Setup, Votes, Worker
+from manyhands.strategies.data_parallel.allreduce import AllReduce
+from manyhands.strategies.local_sgd.average import TALK, Average, AveragePlan
 from manyhands.strategies.options import AverageOptions
 from manyhands.strategies.single import Single
 from manyhands.strategies.state import pack
 from manyhands.testing.strategies import StrategySuite
 from manyhands.transports.base import Transport
-from manyhands.transports.solo import Solo
-from manyhands.transports.threads import Group
-from manyhands.transports.wrap import Counting
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
 
 State = dict[str, Tensor]
 FEATURES, CLASSES = 5, 3
@@ -56,7 +56,7 @@ class TestAverage(StrategySuite):
 
     def worker(self, model: nn.Module, recipe: Recipe) -> Worker:
         compute = Compute(nn.functional.cross_entropy)
-        return Average(Setup(model, recipe, compute, Solo(), options=self.options))
+        return Average(Setup(model, recipe, compute, SoloTransport(), options=self.options))
 
 
 # ---- workers in threads
@@ -117,7 +117,7 @@ def gang(
     wrap: Callable[[Transport], Transport] = lambda transport: transport,
 ) -> list[Any]:
     """Models are built one after the other (threads share torch's generator), then all work at once."""
-    group = Group(workers, timeout=20)
+    group = ThreadGroup(workers, timeout=20)
     setups = []
     for rank in range(workers):
         torch.manual_seed(3)
@@ -152,7 +152,7 @@ def same(first: State, second: State, skip: str = "\0") -> None:
 
 
 def test_they_meet_every_so_many_steps() -> None:
-    pace = Pace(every=3)
+    pace = AveragePlan(every=3)
     met = []
     for _ in range(7):
         met.append(pace.step(10, 0.1))
@@ -163,7 +163,7 @@ def test_they_meet_every_so_many_steps() -> None:
 
 
 def test_they_meet_where_an_epoch_ends_whatever_the_batch() -> None:
-    pace = Pace(every="epoch", epoch=25)
+    pace = AveragePlan(every="epoch", epoch=25)
     assert [pace.step(size, 0.1) for size in (10, 10, 5, 10, 10, 5, 60)] == [
         False,
         False,
@@ -176,10 +176,10 @@ def test_they_meet_where_an_epoch_ends_whatever_the_batch() -> None:
 
 
 def test_until_the_rate_first_falls() -> None:
-    pace = Pace(every="end", post_local=True)
+    pace = AveragePlan(every="end", post_local=True)
     rates = [0.1, 0.2, 0.2, 0.19, 0.3, 0.1]
     assert [pace.step(10, rate) for rate in rates] == [True, True, True, False, False, False]
-    assert Pace(every=1, post_local=True).step(1, 0.0)  # a warm-up may begin at a rate of 0
+    assert AveragePlan(every=1, post_local=True).step(1, 0.0)  # a warm-up may begin at a rate of 0
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ def test_a_worker_that_diverges_says_nothing_until_all_hear_it(chosen: AverageOp
 
 
 def test_an_average_is_one_message() -> None:
-    counted: list[Counting] = []
+    counted: list[CountingTransport] = []
 
     def wrap(transport: Transport) -> Transport:
-        counted.append(Counting(transport))
+        counted.append(CountingTransport(transport))
         return counted[-1]
 
     def work(worker: Any, rank: int) -> None:
@@ -314,10 +314,10 @@ def test_an_average_is_one_message() -> None:
 )
 def test_what_a_meeting_exchanges(outer: str, recipe: str, copies: int) -> None:
     """DiLoCo sends the parameters alone; the mean of the optimizers' states is one or two copies more."""
-    counted: list[Counting] = []
+    counted: list[CountingTransport] = []
 
     def wrap(transport: Transport) -> Transport:
-        counted.append(Counting(transport))
+        counted.append(CountingTransport(transport))
         return counted[-1]
 
     def work(worker: Any, rank: int) -> None:

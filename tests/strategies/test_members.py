@@ -6,27 +6,27 @@ from typing import Any, ClassVar
 
 import pytest
 
-from manyhands import axes
+from manyhands.core import registry
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.options import build
-from manyhands.testing.free import FreeSuite
+from manyhands.testing.asynchronous import AsyncSuite
 from manyhands.testing.strategies import StrategySuite
 
 
 class TestStrategies(StrategySuite):
     @pytest.fixture(autouse=True, params=[name for name, row in STRATEGIES.items() if not row.free])
     def _strategy(self, request: pytest.FixtureRequest) -> None:
-        self.strategy = axes.member("strategy", STRATEGIES, request.param)  # type: ignore[misc]
+        self.strategy = registry.member("strategy", STRATEGIES, request.param)  # type: ignore[misc]
         self.options = build(request.param, {})
 
 
-class TestHogwild(FreeSuite):
-    strategy = axes.member("strategy", STRATEGIES, "hogwild")
+class TestHogwild(AsyncSuite):
+    strategy = registry.member("strategy", STRATEGIES, "hogwild")
     name = "hogwild"
 
 
-class TestServer(FreeSuite):
-    strategy = axes.member("strategy", STRATEGIES, "server")
+class TestServer(AsyncSuite):
+    strategy = registry.member("strategy", STRATEGIES, "server")
     name = "server"
 
 

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.data.order import Order
-from manyhands.ledger import Kind, Stage
 from manyhands.recipes.members import constant
 from manyhands.strategies import options
+from manyhands.strategies.asynchronous.base import Work
+from manyhands.strategies.asynchronous.parameter_store import ParameterStore
+from manyhands.strategies.asynchronous.server import Server
+from manyhands.strategies.asynchronous.server_channel import MemoryChannel, ServerReply, ServerRequest, Verb
+from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage
 from manyhands.strategies.base import Compute, Setup
-from manyhands.strategies.free import Work
-from manyhands.strategies.server import Server
-from manyhands.strategies.store import Store
-from manyhands.strategies.window import MemoryWindow, Reply, Request, Verb
 from manyhands.transports.base import Transport
-from manyhands.transports.threads import Group
+from manyhands.transports.threads import ThreadGroup
 
 
 class Over(Exception):  # noqa: N818
@@ -31,17 +31,17 @@ class Over(Exception):  # noqa: N818
 class Said:
     """A window through which comes what a list says; what is answered is kept, by rank."""
 
-    def __init__(self, store: Store, words: Sequence[tuple[int, Request]]) -> None:
+    def __init__(self, store: ParameterStore, words: Sequence[tuple[int, ServerRequest]]) -> None:
         self.whole, self._words = torch.zeros(store.whole, dtype=store.dtype), list(words)
         self._rows = {rank: torch.ones(store.row, dtype=store.dtype) for rank, _ in words}
-        self.answers: list[tuple[int, Reply]] = []
+        self.answers: list[tuple[int, ServerReply]] = []
 
-    def listen(self, seconds: float) -> tuple[int, Request]:
+    def listen(self, seconds: float) -> tuple[int, ServerRequest]:
         if not self._words:
             raise Over
         return self._words.pop(0)
 
-    def answer(self, rank: int, reply: Reply, memory: Tensor | None = None) -> None:
+    def answer(self, rank: int, reply: ServerReply, memory: Tensor | None = None) -> None:
         self.answers.append((rank, reply))
 
     def pushed(self, rank: int) -> Tensor:
@@ -54,12 +54,12 @@ class Said:
 
 
 def serve(
-    words: Sequence[tuple[int, Request]], samples: int, fence: int, tests: int = 1, **given: Any
+    words: Sequence[tuple[int, ServerRequest]], samples: int, fence: int, tests: int = 1, **given: Any
 ) -> tuple[Any, Server]:
     """A server of two workers, batches of four samples, and a test at the fence."""
     model = nn.Linear(1, 1)
     alone = SimpleNamespace(rank=0, size=3, on_host=SimpleNamespace(size=3), barrier=lambda: None)
-    chosen, store = options.build("server", given), Store(model, 1)
+    chosen, store = options.build("server", given), ParameterStore(model, 1)
     work = Work(Order(samples, 4, 0), 2, tests, 1)
     compute = Compute(nn.functional.mse_loss)
     window: Any = Said(store, words)
@@ -69,7 +69,7 @@ def serve(
 
     def look() -> None:
         if ledger.is_drained(tests):
-            ledger.test() if ledger.stage is Stage.TRAIN else ledger.train(samples)
+            ledger.test() if ledger.stage is QueueStage.TRAIN else ledger.train(samples)
 
     server.enter(look)
     ledger.begin(0, 0)
@@ -79,27 +79,27 @@ def serve(
     return window.answers, server
 
 
-HELLO = Request(Verb.HELLO, pull=True)
+HELLO = ServerRequest(Verb.HELLO, pull=True)
 
 
-def has_tested(version: int) -> Request:
-    return Request(Verb.TESTED, version=version)
+def has_tested(version: int) -> ServerRequest:
+    return ServerRequest(Verb.TESTED, version=version)
 
 
-def back_from_the_test(version: int) -> Request:
+def back_from_the_test(version: int) -> ServerRequest:
     """It has heard that all are about a test, of which nothing was left for it."""
-    return Request(Verb.ASK, known=Stage.TEST, version=version)
+    return ServerRequest(Verb.ASK, known=QueueStage.TEST, version=version)
 
 
-def has_trained(version: int) -> Request:
-    return Request(Verb.TRAINED, pushed=True, pull=True, version=version, lr=0.1)
+def has_trained(version: int) -> ServerRequest:
+    return ServerRequest(Verb.TRAINED, pushed=True, pull=True, version=version, lr=0.1)
 
 
 ROUND = [(1, has_trained(0)), (2, has_trained(0))]  # after which a test begins: worker 1 makes it
 AT_THE_TEST = [(1, HELLO), (2, HELLO), *ROUND]
 
 
-def kinds(answers: list[tuple[int, Reply]]) -> list[tuple[int, Kind]]:
+def kinds(answers: list[tuple[int, ServerReply]]) -> list[tuple[int, LeaseKind]]:
     return [(rank, reply.claim.kind) for rank, reply in answers]
 
 
@@ -108,12 +108,12 @@ def test_a_round_waits_for_one_that_comes_back_later_from_a_test() -> None:
     first = [*AT_THE_TEST, (1, has_tested(1)), (1, back_from_the_test(1)), (1, has_trained(1))]
     answers, server = serve(first, 8, 4, backup=0)
     assert kinds(answers) == [
-        (1, Kind.TRAIN),
-        (2, Kind.TRAIN),
-        (1, Kind.TEST),
-        (2, Kind.LATER),
-        (1, Kind.LATER),
-        (1, Kind.TRAIN),
+        (1, LeaseKind.TRAIN),
+        (2, LeaseKind.TRAIN),
+        (1, LeaseKind.TEST),
+        (2, LeaseKind.LATER),
+        (1, LeaseKind.LATER),
+        (1, LeaseKind.TRAIN),
     ]
     assert server._version == 1  # the other half of the batch is still to come
     then = [(2, back_from_the_test(1)), (2, has_trained(1))]
@@ -135,15 +135,21 @@ def test_who_has_pulled_for_a_test_pulls_again_if_others_were_faster() -> None:
     words = [(1, HELLO), (2, HELLO), (1, has_trained(0)), (2, has_trained(0))]  # both are given a test
     words += [(2, has_tested(2)), (1, has_tested(2)), (1, back_from_the_test(2)), (1, has_trained(2))]
     answers, _ = serve([*words, (2, back_from_the_test(2))], 12, 4, tests=2)
-    said = [(1, Kind.TEST), (2, Kind.TEST), (2, Kind.LATER), (1, Kind.LATER), (1, Kind.TRAIN)]
+    said = [
+        (1, LeaseKind.TEST),
+        (2, LeaseKind.TEST),
+        (2, LeaseKind.LATER),
+        (1, LeaseKind.LATER),
+        (1, LeaseKind.TRAIN),
+    ]
     assert kinds(answers)[2:7] == said
     assert [reply.pull for _, reply in answers[2:7]] == [True, True, False, False, False]
     rank, reply = answers[-1]
-    assert (rank, reply.claim.kind, reply.pull, reply.version) == (2, Kind.TRAIN, True, 3)
+    assert (rank, reply.claim.kind, reply.pull, reply.version) == (2, LeaseKind.TRAIN, True, 3)
 
 
-def closed(transport: Transport, made: Callable[[], nn.Module]) -> Kind | None:
-    window = MemoryWindow(transport, Store(made(), 1), 1, joining=False)
+def closed(transport: Transport, made: Callable[[], nn.Module]) -> LeaseKind | None:
+    window = MemoryChannel(transport, ParameterStore(made(), 1), 1, joining=False)
     if transport.rank == 0:
         window.close()
         return None
@@ -152,4 +158,7 @@ def closed(transport: Transport, made: Callable[[], nn.Module]) -> Kind | None:
 
 def test_who_joins_when_all_have_left_is_sent_home() -> None:
     """It once waited for an answer for ever, and the others for it in their last exchange."""
-    assert Group(2, timeout=10).run(partial(closed, made=lambda: nn.Linear(1, 1))) == [None, Kind.OVER]
+    assert ThreadGroup(2, timeout=10).run(partial(closed, made=lambda: nn.Linear(1, 1))) == [
+        None,
+        LeaseKind.OVER,
+    ]

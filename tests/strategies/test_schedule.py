@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.strategies import schedule
-from manyhands.strategies.schedule import (
+from manyhands.strategies.pipeline import schedule
+from manyhands.strategies.pipeline.schedule import (
     SCHEDULES,
     Action,
     drawn,

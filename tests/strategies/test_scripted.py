@@ -10,11 +10,11 @@ import pytest
 
 from manyhands.data.order import Order
 from manyhands.recipes.members import constant
-from manyhands.spec import RunSpec
-from manyhands.strategies.hogwild import Hogwild
-from manyhands.strategies.server import server
+from manyhands.records.spec import RunSpec
+from manyhands.strategies.asynchronous.hogwild import Hogwild
+from manyhands.strategies.asynchronous.server import server
 from manyhands.tasks.quadratic import points, quadratic, stiffness
-from manyhands.testing.script import Played, Turn, play
+from manyhands.testing.scripted import Played, Turn, play
 
 N, DIMENSIONS, CONDITION, LR = 24, 3, 10.0, 0.1
 A = points(N, DIMENSIONS)

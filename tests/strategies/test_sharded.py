@@ -7,10 +7,10 @@ from torch import nn
 
 from manyhands.recipes.members import constant
 from manyhands.strategies.base import Compute, Setup
-from manyhands.strategies.sharded import _hollow, _units, sharded
+from manyhands.strategies.sharded.worker import _hollow, _units, sharded
 from manyhands.strategies.single import Single
 from manyhands.testing.strategies import StrategySuite, network
-from manyhands.transports.solo import Solo
+from manyhands.transports.solo import SoloTransport
 
 
 class TestSharded(StrategySuite):
@@ -21,7 +21,7 @@ class TestSharded(StrategySuite):
 
     def test_alone_it_takes_sparse_gradients(self) -> None:
         model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(3, 2))
-        setup = Setup(model, constant(lr=0.1), Compute(nn.functional.cross_entropy), Solo())
+        setup = Setup(model, constant(lr=0.1), Compute(nn.functional.cross_entropy), SoloTransport())
         assert type(sharded(setup)) is Single
 
 

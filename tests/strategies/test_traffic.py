@@ -12,25 +12,25 @@ import torch
 from torch import nn
 
 import manyhands as mh
-from manyhands.clock import Clock
 from manyhands.data.base import Batch
+from manyhands.engine.timing.clock import Clock
+from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.members import constant
-from manyhands.strategies.allreduce import allreduce
+from manyhands.strategies.asynchronous.parameter_store import ParameterStore
+from manyhands.strategies.asynchronous.server_channel import ServerReply, ServerRequest, Verb, server_channel
 from manyhands.strategies.base import Compute, Setup
-from manyhands.strategies.handover import Room, Wanted, links
-from manyhands.strategies.store import Store
-from manyhands.strategies.window import Reply, Request, Verb, window
-from manyhands.transports import wire
+from manyhands.strategies.data_parallel.allreduce import allreduce
+from manyhands.strategies.pipeline.stage_link import ExpectedTensor, StageRoom, links
+from manyhands.transports import tensor_bytes
 from manyhands.transports.base import CPU, Transport
-from manyhands.transports.shm import Shm
-from manyhands.transports.solo import Solo
-from manyhands.transports.threads import Group
-from manyhands.transports.torch_ import Torch
-from manyhands.transports.wrap import Counting
+from manyhands.transports.shm.transport import ShmTransport
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
+from manyhands.transports.torch_ import TorchTransport
 from transports.gangs import processes
 
 
-def moved(counting: Counting) -> int:
+def moved(counting: CountingTransport) -> int:
     return sum(entry.bytes for entry in counting.traffic.values())
 
 
@@ -39,7 +39,7 @@ def moved(counting: Counting) -> int:
 
 def trains(transport: Transport) -> list[int]:
     """Bytes of each of three steps; slices of the model are uneven."""
-    counting, rank, size = Counting(transport), transport.rank, transport.size
+    counting, rank, size = CountingTransport(transport), transport.rank, transport.size
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(33, 17), nn.BatchNorm1d(17), nn.Linear(17, 5))
     recipe = constant(lr=0.1, momentum=0.9)
@@ -54,14 +54,14 @@ def trains(transport: Transport) -> list[int]:
 
 
 def in_threads(hosts: str) -> list[Any]:
-    return Group(len(hosts), 20, hosts).run(trains)
+    return ThreadGroup(len(hosts), 20, hosts).run(trains)
 
 
 WAYS: dict[str, Callable[[int], list[Any]]] = {
     "threads that share memory": lambda size: in_threads("a" * size),
     "threads that send messages": lambda size: in_threads("abcd"[:size]),
-    "shm": lambda size: processes(partial(Shm, timeout=20.0), ["here"] * size, trains),
-    "torch": lambda size: processes(partial(Torch, timeout=20.0), ["here"] * size, trains),
+    "shm": lambda size: processes(partial(ShmTransport, timeout=20.0), ["here"] * size, trains),
+    "torch": lambda size: processes(partial(TorchTransport, timeout=20.0), ["here"] * size, trains),
 }
 
 
@@ -76,7 +76,7 @@ def test_a_sum_of_gradients_counts_the_same_on_every_transport(way: str, size: i
 
 
 def test_a_rank_alone_exchanges_nothing() -> None:
-    counting = Counting(Solo())
+    counting = CountingTransport(SoloTransport())
     counting.all_reduce(torch.zeros(10))
     assert (counting.traffic["all_reduce"].calls, moved(counting)) == (1, 0)
 
@@ -86,8 +86,8 @@ def test_a_rank_alone_exchanges_nothing() -> None:
 
 def hands(transport: Transport) -> tuple[int, int]:
     """Payload, and bytes of what announces it."""
-    counting = Counting(transport)
-    [link] = links(counting, [Wanted(0, 1, "activation", Room(2, 4000))], CPU)
+    counting = CountingTransport(transport)
+    [link] = links(counting, [ExpectedTensor(0, 1, "activation", StageRoom(2, 4000))], CPU)
     assert link is not None
     for size in (1000, 10, 500):
         if transport.rank == 0:
@@ -96,12 +96,12 @@ def hands(transport: Transport) -> tuple[int, int]:
             assert link.take().shape == (size,)
             link.free()
     headers = sum(counting.traffic[name].calls for name in ("send", "recv") if name in counting.traffic) // 2
-    return moved(counting), headers * wire.HEADER * 8
+    return moved(counting), headers * tensor_bytes.HEADER * 8
 
 
 def test_an_activation_counts_at_both_ends_in_memory_and_as_a_message() -> None:
     for hosts, announced in (("aa", 0), ("ab", 3)):
-        for nbytes, headers in Group(2, 20, hosts).run(hands):
+        for nbytes, headers in ThreadGroup(2, 20, hosts).run(hands):
             assert headers == announced * 512
             assert nbytes - headers == 4 * 1510
 
@@ -111,10 +111,10 @@ WORDS = 16 * 8  # bytes of a question or an answer
 
 def serves(transport: Transport) -> int:
     """A worker pushes its gradient and pulls parameters, twice."""
-    counting = Counting(transport)
-    store = Store(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)), 1)
-    meeting = window(counting, store, 1, False)
-    asking = Request(Verb.TRAINED, pushed=True, pull=True)
+    counting = CountingTransport(transport)
+    store = ParameterStore(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)), 1)
+    meeting = server_channel(counting, store, 1, False)
+    asking = ServerRequest(Verb.TRAINED, pushed=True, pull=True)
     before, into = moved(counting), torch.zeros(store.whole)
     for _ in range(2):
         if transport.rank:
@@ -124,7 +124,7 @@ def serves(transport: Transport) -> int:
             heard = None
             while heard is None:
                 heard = meeting.listen(1.0)
-            meeting.answer(heard[0], Reply(pull=True))
+            meeting.answer(heard[0], ServerReply(pull=True))
     return moved(counting) - before
 
 
@@ -132,7 +132,7 @@ def test_a_push_and_a_pull_count_at_both_ends_in_memory_and_as_messages() -> Non
     parameters, buffers, tensors = 112 + 3 * 16, 10 + 10 + 1, 4
     payload = 4 * (parameters + tensors + buffers) + 4 * (parameters + buffers)
     for hosts, words in (("aa", 0), ("ab", 2 * WORDS)):
-        assert Group(2, 20, hosts).run(serves) == [2 * (payload + words)] * 2
+        assert ThreadGroup(2, 20, hosts).run(serves) == [2 * (payload + words)] * 2
 
 
 # ---- what is counted of a run
@@ -141,7 +141,7 @@ def test_a_push_and_a_pull_count_at_both_ends_in_memory_and_as_messages() -> Non
 def test_what_is_exchanged_beside_training_is_no_part_of_it() -> None:
     def work(transport: Transport) -> dict[str, int]:
         clock = Clock()
-        counting = Counting(transport, clock)
+        counting = CountingTransport(transport, clock)
         counting.broadcast(torch.zeros(1000))  # while everything is built
         counting.begin()
         counting.all_reduce(torch.zeros(10))
@@ -150,7 +150,7 @@ def test_what_is_exchanged_beside_training_is_no_part_of_it() -> None:
                 counting.all_reduce(torch.zeros(1000))
         return {name: entry.bytes for name, entry in counting.traffic.items()}
 
-    assert Group(2, 20).run(work) == [{"all_reduce": 40}] * 2
+    assert ThreadGroup(2, 20).run(work) == [{"all_reduce": 40}] * 2
 
 
 def test_the_record_of_a_run_has_its_steps_alone(here: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.study import calibration, file
-from manyhands.study.file import Study
+from manyhands.study import calibration, study_file
+from manyhands.study.study_file import Study
 
 QUIET = 0.03
 
@@ -25,6 +25,6 @@ def study(tmp_path: Path) -> Callable[[str], Study]:
 
     def write(text: str) -> Study:
         (tmp_path / "s.toml").write_text(text)
-        return file.read(tmp_path / "s.toml")
+        return study_file.read(tmp_path / "s.toml")
 
     return write

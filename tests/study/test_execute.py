@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from conftest import Answer
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
+from manyhands.records.study_results import Results, StudyFolder
 from manyhands.report import page
-from manyhands.results import Results, StudyFolder
 from manyhands.study import calibration, execute
-from manyhands.study.file import Study
-from manyhands.study.history import History
+from manyhands.study.journal_history import History
+from manyhands.study.study_file import Study
 from manyhands.study.view import NoView
 
 Read = Callable[[str], Study]

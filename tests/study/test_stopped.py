@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from children import Child
-from manyhands.results import StudyFolder
+from manyhands.records.study_results import StudyFolder
 from manyhands.study import execute
-from manyhands.study.file import Study
+from manyhands.study.study_file import Study
 from manyhands.study.view import NoView
 
 STUDY = """

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from manyhands.record import StepRecord
-from manyhands.results import Cell, Results, Without
-from manyhands.spec import RunSpec
+from manyhands.records.record import StepRecord
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Cell, Results, Without
 from manyhands.study import table
-from manyhands.study.file import Study
-from manyhands.study.sheet import Entry, Sheet
+from manyhands.study.study_file import Study
+from manyhands.study.study_state import CellState, StudyState
 from manyhands.study.view import LineByLine, LiveTable
 from manyhands.testing.records import record
 
@@ -59,20 +59,20 @@ def test_noise_and_failures_are_in_the_table() -> None:
 
 
 @pytest.fixture
-def sheet() -> Sheet:
+def sheet() -> StudyState:
     """Sixty cells, most of them done."""
-    found = Sheet(Study(Path("s.toml"), "s", "s"))
+    found = StudyState(Study(Path("s.toml"), "s", "s"))
     for number in range(60):
         batch = 10 * (number + 1)
         cell = Cell(RunSpec.of(task="mnist-mlp", batch=batch, seed=3))
         state = "finished" if number < 50 else "running" if number == 50 else "left"
         done = record(batch=batch, seed=3, steps_to_target=100) if number < 50 else None
-        found.entries[cell.key] = Entry(cell, state, done)  # type: ignore[arg-type]
+        found.entries[cell.key] = CellState(cell, state, done)  # type: ignore[arg-type]
     return found
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 24), (60, 12), (40, 6)])
-def test_the_live_table_fits(sheet: Sheet, here: Path, width: int, height: int) -> None:
+def test_the_live_table_fits(sheet: StudyState, here: Path, width: int, height: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, highlight=False)
     view = LiveTable(console)
     view.begun(sheet, here)
@@ -91,7 +91,7 @@ def test_the_live_table_fits(sheet: Sheet, here: Path, width: int, height: int) 
 
 
 def test_lines_say_what_began_and_what_came_of_it(
-    sheet: Sheet, capsys: pytest.CaptureFixture[str], study: Callable[[str], Study]
+    sheet: StudyState, capsys: pytest.CaptureFixture[str], study: Callable[[str], Study]
 ) -> None:
     view = LineByLine()
     view.begun(sheet, Path("results/s"))

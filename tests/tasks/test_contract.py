@@ -11,7 +11,7 @@ from torch import nn
 
 import manyhands as mh
 from conftest import Answer
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 
 FILE = """
 import torch, manyhands as mh

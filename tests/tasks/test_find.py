@@ -9,7 +9,7 @@ import pytest
 
 import manyhands as mh
 from conftest import Answer
-from manyhands.errors import ManyhandsError, UsageError
+from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.tasks import find
 
 FILE = """

@@ -6,13 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
-from manyhands.axes import options, parse
+from manyhands.core.environment import cores
+from manyhands.core.errors import UsageError
+from manyhands.core.registry import options, parse
 from manyhands.data.base import Request
 from manyhands.data.order import Order
-from manyhands.data.transforms import View, generator
-from manyhands.environment import cores
-from manyhands.errors import UsageError
-from manyhands.tasks.images import blood_vgg19, imagenet_resnet50
+from manyhands.data.transforms import CropView, generator
+from manyhands.tasks.image_folders import blood_vgg19, imagenet_resnet50
 
 BUILDERS = {"blood-vgg19": blood_vgg19, "imagenet-resnet50": imagenet_resnet50}
 BLOOD = Path(__file__).parents[3] / "shared/data/blood-cells"
@@ -88,7 +88,7 @@ def test_imagenet_is_trained_as_goyal_says(folder):
     expected = {"lr": 0.1, "warmup": 5.0, "decay": "step", "weight_decay": 1e-4}
     assert task.defaults.recipe_options == expected
     view = task.test.transform.view(512, 1024, generator(0, 0, 0))
-    assert view == View(32, 288, 480, 736, 224, 224)  # 224 of 256 pixels
+    assert view == CropView(32, 288, 480, 736, 224, 224)  # 224 of 256 pixels
     pixels = torch.tensor([255, 0, 255], dtype=torch.uint8).reshape(1, 3, 1, 1)
     scaled = task.preprocess(pixels).flatten().tolist()
     assert scaled == pytest.approx([(1 - 0.485) / 0.229, -0.456 / 0.224, (1 - 0.406) / 0.225])

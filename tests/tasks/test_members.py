@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from conftest import SHARED
-from manyhands.errors import DataUnavailableError
+from manyhands.core.errors import DataUnavailableError
 from manyhands.tasks import TASKS, find
 from manyhands.tasks.base import Task
 from manyhands.testing.tasks import TaskSuite

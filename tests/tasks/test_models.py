@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 from manyhands.tasks.models.resnet import PadShortcut, Residual, resnet50, small_resnet
 from manyhands.tasks.models.vgg import vgg19
 

@@ -16,24 +16,24 @@ from typing import Any
 
 import torch
 
-from manyhands.place import Place, Status
+from manyhands.core.rank_info import RankInfo, RankStatus
 from manyhands.transports.base import Transport
 from manyhands.transports.connect import connect
 
 DIED = "died"  # the result of a rank that ended without one
 PATIENCE = 60.0
 TESTS = Path(__file__).parents[1]
-Make = Callable[[Place], Transport]
+Make = Callable[[RankInfo], Transport]
 Rank = Callable[[Transport], Any]
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
     [
         "manyhands.testing.transports",
-        "manyhands.transports.shm",
+        "manyhands.transports.shm.transport",
         "manyhands.transports.torch_",
         "manyhands.cli",  # with the next two: what tests/children.py forks trains at once
-        "manyhands.run",
+        "manyhands.runs.train",
         "torch._dynamo",
         __name__,
     ]
@@ -55,7 +55,7 @@ class PipeLine:
 
     def tell(self, message: Any) -> None: ...
 
-    def watch(self, status: Callable[[], Status]) -> None: ...
+    def watch(self, status: Callable[[], RankStatus]) -> None: ...
 
     def post(self, name: str, value: Any) -> None: ...
 
@@ -73,7 +73,7 @@ def serve(pipe: Connection, make: Make, rank: int, hosts: tuple[str, ...], funct
     torch.set_num_threads(1)
     transport = None
     try:
-        transport = make(Place(rank, hosts, PipeLine(pipe)))
+        transport = make(RankInfo(rank, hosts, PipeLine(pipe)))
         answer = ("result", function(transport))
     except Exception:  # noqa: BLE001 told to the test
         answer = ("failure", traceback.format_exc())
@@ -137,8 +137,8 @@ def attend(pipes: Sequence[Connection]) -> list[Any]:
     return [results[rank][1] for rank in range(len(pipes))]
 
 
-def between_hosts(place: Place, name: str, timeout: float = 30.0) -> Transport:
-    """As worker.py does it; the host names of a test are not known to any resolver."""
+def between_hosts(place: RankInfo, name: str, timeout: float = 30.0) -> Transport:
+    """As engine/session.py does it; the host names of a test are not known to any resolver."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     return connect(name, place, timeout=timeout)
 
@@ -221,7 +221,7 @@ def mpi_rank() -> None:
 def dies_in_mpi() -> None:
     """Rank 1 ends while rank 0 waits for it."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    transport = connect("mpi", Place(rank, ("here", "here")))
+    transport = connect("mpi", RankInfo(rank, ("here", "here")))
     transport.barrier()
     if rank == 1:
         os._exit(3)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.errors import PeerLostError, UsageError
-from manyhands.place import Alone, Place
-from manyhands.transports import TRANSPORTS, grid
+from manyhands.core.errors import PeerLostError, UsageError
+from manyhands.core.rank_info import NullChannel, RankInfo
+from manyhands.transports import TRANSPORTS, rank_grid
 from manyhands.transports.base import Transport
 from manyhands.transports.connect import check, connect
-from manyhands.transports.mpi import Mpi
-from manyhands.transports.threads import Group, Threads
+from manyhands.transports.mpi import MpiTransport
+from manyhands.transports.threads import ThreadGroup, ThreadsTransport
 from transports.gangs import between_hosts, processes
 
 
@@ -27,7 +27,7 @@ def refused(sentence: str) -> Any:
 
 
 def test_what_cannot_join_the_workers_is_refused() -> None:
-    two = Place(0, ("a", "b"))
+    two = RankInfo(0, ("a", "b"))
     with refused("transport shm joins workers of one host, but there are 2 hosts (a, b): use torch or mpi"):
         connect("shm", two)
     with refused("transport solo is for one worker, but there are 2: use shm, torch or mpi"):
@@ -40,7 +40,7 @@ def test_what_cannot_join_the_workers_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["solo", "threads", "shm", "torch"])
 def test_one_worker_may_have_any(name: str) -> None:
-    transport = connect(name, Place())
+    transport = connect(name, RankInfo())
     try:
         assert (transport.rank, transport.size, transport.peers_on_host) == (0, 1, (0,))
         assert transport.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
@@ -57,28 +57,33 @@ def kinds(transport: Transport) -> tuple[str, str, str, tuple[int, ...]]:
 def test_several_hosts_share_memory_in_rows_and_send_messages_in_columns() -> None:
     seen = processes(partial(between_hosts, name="torch"), "abab", kinds)
     assert seen == [
-        ("Hosts 0/4", "Shm 0/2", "Torch 0/2", (0, 2)),
-        ("Hosts 1/4", "Shm 0/2", "Torch 1/2", (1, 3)),
-        ("Hosts 2/4", "Shm 1/2", "Torch 0/2", (0, 2)),
-        ("Hosts 3/4", "Shm 1/2", "Torch 1/2", (1, 3)),
+        ("HostsTransport 0/4", "ShmTransport 0/2", "TorchTransport 0/2", (0, 2)),
+        ("HostsTransport 1/4", "ShmTransport 0/2", "TorchTransport 1/2", (1, 3)),
+        ("HostsTransport 2/4", "ShmTransport 1/2", "TorchTransport 0/2", (0, 2)),
+        ("HostsTransport 3/4", "ShmTransport 1/2", "TorchTransport 1/2", (1, 3)),
     ]
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_hosts_of_one_worker_or_of_different_numbers_send_messages_only(hosts: str) -> None:
     for rank, seen in enumerate(processes(partial(between_hosts, name="torch"), hosts, kinds)):
-        assert seen == (f"Torch {rank}/{len(hosts)}", "Solo 0/1", f"Torch {rank}/{len(hosts)}", (rank,))
+        assert seen == (
+            f"TorchTransport {rank}/{len(hosts)}",
+            "SoloTransport 0/1",
+            f"TorchTransport {rank}/{len(hosts)}",
+            (rank,),
+        )
 
 
 def test_a_grid_of_ranks() -> None:
-    assert grid.rows("aabb") == [(0, 1), (2, 3)]
-    assert grid.columns("aabb") == [(0, 2), (1, 3)]
-    assert grid.rows("abab") == [(0, 2), (1, 3)]
-    assert grid.columns("aab") == [(0, 1, 2)]
-    assert grid.line_of(2, grid.columns("aabb")) == (0, 2)
+    assert rank_grid.rows("aabb") == [(0, 1), (2, 3)]
+    assert rank_grid.columns("aabb") == [(0, 2), (1, 3)]
+    assert rank_grid.rows("abab") == [(0, 2), (1, 3)]
+    assert rank_grid.columns("aab") == [(0, 1, 2)]
+    assert rank_grid.line_of(2, rank_grid.columns("aabb")) == (0, 2)
 
 
-class ThreadLine(Alone):
+class ThreadLine(NullChannel):
     """A line between threads."""
 
     def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
@@ -95,7 +100,7 @@ def test_threads_find_their_group_by_their_lines() -> None:
     values, barrier, sums = [None, None], threading.Barrier(2), {}
 
     def work(rank: int) -> None:
-        transport = Threads(Place(rank, ("here", "here"), ThreadLine(rank, values, barrier)))
+        transport = ThreadsTransport(RankInfo(rank, ("here", "here"), ThreadLine(rank, values, barrier)))
         sums[rank] = transport.all_reduce(torch.full((1,), rank + 1.0)).item()
         transport.close()
 
@@ -109,7 +114,7 @@ def test_threads_find_their_group_by_their_lines() -> None:
 
 def test_threads_do_not_join_processes() -> None:
     with refused("transport threads joins threads of one process, not processes: use shm, torch or mpi"):
-        pickle.dumps(Group(2))
+        pickle.dumps(ThreadGroup(2))
 
 
 def test_the_failure_that_began_it_is_raised() -> None:
@@ -121,17 +126,17 @@ def test_the_failure_that_began_it_is_raised() -> None:
         transport.barrier()
 
     with pytest.raises(ValueError, match=r"^this is why$"):
-        Group(3).run(work)
+        ThreadGroup(3).run(work)
 
     def leaves(transport: Transport) -> None:
         if transport.rank != 1:
             transport.barrier()
 
     with pytest.raises(PeerLostError, match=r"^worker 1 is gone \(noticed in barrier 1\)$"):
-        Group(3).run(leaves)
+        ThreadGroup(3).run(leaves)
 
 
 def test_mpi_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with refused("transport mpi needs mpi4py and an MPI: pip install 'manyhands[mpi]'"):
-        Mpi(Place())
+        MpiTransport(RankInfo())

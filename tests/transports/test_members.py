@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.errors import UsageError
-from manyhands.place import Place
+from manyhands.core.errors import UsageError
+from manyhands.core.rank_info import RankInfo
 from manyhands.testing.transports import Rank, TransportSuite
 from manyhands.transports.base import Transport
-from manyhands.transports.mpi import Mpi
-from manyhands.transports.shm import Shm
-from manyhands.transports.solo import Solo
-from manyhands.transports.threads import Group
-from manyhands.transports.torch_ import Torch
+from manyhands.transports.mpi import MpiTransport
+from manyhands.transports.shm.transport import ShmTransport
+from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
+from manyhands.transports.torch_ import TorchTransport
 from transports.gangs import MpiGang, between_hosts, mpirun, processes
 
 
@@ -30,20 +30,20 @@ class TestSolo(TransportSuite):
     sizes = (1,)
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        return [function(Solo())]
+        return [function(SoloTransport())]
 
     def test_there_is_nobody_else(self) -> None:
         alone = r"^the solo transport has one rank: "
         with pytest.raises(UsageError, match=alone + r"nothing can be sent to rank 1$"):
-            Solo().send(torch.zeros(1), 1)
+            SoloTransport().send(torch.zeros(1), 1)
         with pytest.raises(UsageError, match=alone + r"nothing can come from rank 1$"):
-            Solo().recv(torch.zeros(1), 1)
+            SoloTransport().recv(torch.zeros(1), 1)
         with pytest.raises(UsageError, match=alone + r"nothing can come from another$"):
-            Solo().recv_any(torch.zeros(1))
+            SoloTransport().recv_any(torch.zeros(1))
         with pytest.raises(UsageError, match=alone + r"there is no rank 1$"):
-            Solo().broadcast(torch.zeros(1), 1)
+            SoloTransport().broadcast(torch.zeros(1), 1)
         with pytest.raises(UsageError, match=r"^the solo transport has one rank, and there are 2 workers$"):
-            Solo(Place(0, ("a", "a")))
+            SoloTransport(RankInfo(0, ("a", "a")))
 
 
 class TestThreads(TransportSuite):
@@ -51,7 +51,7 @@ class TestThreads(TransportSuite):
     dies = staticmethod(lambda: None)  # a thread that returns is gone
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        return Group(size, timeout).run(function)
+        return ThreadGroup(size, timeout).run(function)
 
 
 class TestThreadsOnSeveralHosts(TransportSuite):
@@ -62,7 +62,7 @@ class TestThreadsOnSeveralHosts(TransportSuite):
     dies = staticmethod(lambda: None)
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        return Group(size, timeout, hosts="abab"[:size]).run(function)
+        return ThreadGroup(size, timeout, hosts="abab"[:size]).run(function)
 
 
 def refused(transport: Transport) -> str:
@@ -75,7 +75,7 @@ class TestShm(TransportSuite):
     short = 0.3
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        return processes(partial(Shm, timeout=timeout), ["here"] * size, function)
+        return processes(partial(ShmTransport, timeout=timeout), ["here"] * size, function)
 
     def test_parts_sum_among_themselves(self) -> None:
         """Those who share memory are not divided."""
@@ -90,7 +90,7 @@ class TestTorch(TransportSuite):
     lost = TransportSuite.lost + "|a worker is gone .*{operation} .*"
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        return processes(partial(Torch, timeout=timeout), ["here"] * size, function)
+        return processes(partial(TorchTransport, timeout=timeout), ["here"] * size, function)
 
 
 class TestTorchBetweenHosts(TransportSuite):
@@ -134,7 +134,7 @@ class TestMpi(TransportSuite):
     dies = None  # mpirun ends the whole job
 
     def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        return started(size).run(partial(Mpi, timeout=timeout), ["here"] * size, function)
+        return started(size).run(partial(MpiTransport, timeout=timeout), ["here"] * size, function)
 
     def test_ranks_are_the_gangs(self) -> None:
         """Whatever mpirun numbered them."""
@@ -163,8 +163,8 @@ def listens_both_ways(transport: Transport) -> str:
     return str(caught.value)
 
 
-def backwards(place: Place) -> Mpi:
-    return Mpi(Place(place.size - 1 - place.rank, place.hosts, place.line))
+def backwards(place: RankInfo) -> MpiTransport:
+    return MpiTransport(RankInfo(place.size - 1 - place.rank, place.hosts, place.line))
 
 
 def numbered(transport: Transport) -> int:
@@ -174,7 +174,7 @@ def numbered(transport: Transport) -> int:
 
 def joins_a_larger_gang(transport: Transport) -> str:
     with pytest.raises(UsageError) as caught:
-        Mpi(Place(transport.rank, ("here",) * 4))
+        MpiTransport(RankInfo(transport.rank, ("here",) * 4))
     return str(caught.value)
 
 

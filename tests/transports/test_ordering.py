@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.strategies import handover
-from manyhands.strategies.handover import Room, Slots
-from manyhands.transports import bell, control, mailbox, wire
-from manyhands.transports.bell import Bell
-from manyhands.transports.control import Control
-from manyhands.transports.mailbox import Mailboxes
+from manyhands.strategies.pipeline import stage_link
+from manyhands.strategies.pipeline.stage_link import SlotLink, StageRoom
+from manyhands.transports import tensor_bytes
+from manyhands.transports.shm import futex, mailbox, sync_flags
+from manyhands.transports.shm.futex import FutexEvent
+from manyhands.transports.shm.mailbox import Mailboxes
+from manyhands.transports.shm.sync_flags import SyncFlags
 from transports.ordering import Found, Model, Op, Program, Tape, explore, without_fence, without_fences
 
 MODELS: tuple[Model, ...] = ("sc", "tso", "weak")
@@ -33,7 +34,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
     def run(code: Callable[[Tape], Any]) -> list[Op]:
         tape = Tape()
-        for module in (bell, handover, control, mailbox):
+        for module in (futex, stage_link, sync_flags, mailbox):
             monkeypatch.setattr(module, "fence", tape.fence)
         code(tape)
         return tape.program
@@ -139,11 +140,11 @@ class Word:
         self._tape.store("word", value)
 
 
-def taped(tape: Tape, rank: int) -> Bell:
+def taped(tape: Tape, rank: int) -> FutexEvent:
     """A real bell, whose word and whose system call are on the tape."""
-    made: Any = Bell(mmap.mmap(-1, 4096), 0, rank, 3)
+    made: Any = FutexEvent(mmap.mmap(-1, 4096), 0, rank, 3)
     made._word, made._address, made._call = Word(tape), "word", tape.futex
-    assert isinstance(made, Bell)
+    assert isinstance(made, FutexEvent)
     return made
 
 
@@ -211,7 +212,7 @@ def test_no_ring_is_lost_where_two_wait_or_two_ring(record: Record) -> None:
 def test_no_sleep_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline once slept for its whole patience of half an hour where a ring was lost."""
     spans: list[float] = []
-    made: Any = Bell(mmap.mmap(-1, 4096), 0, 0, 1)
+    made: Any = FutexEvent(mmap.mmap(-1, 4096), 0, 0, 1)
 
     def futex(address: int, operation: int, value: int, span: Any, *_: Any) -> int:
         spans.append(span._obj.seconds + span._obj.nanoseconds * 1e-9)
@@ -225,7 +226,7 @@ def test_no_sleep_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---------------------------------------------------------------------- slots between stages
-COUNTERS = {handover._PUT: "put", handover._FREED: "freed"}
+COUNTERS = {stage_link._PUT: "put", stage_link._FREED: "freed"}
 
 
 class Counters:
@@ -265,12 +266,12 @@ class Host:
         self._tape.store("data", self._copies)
 
 
-def link(tape: Tape, rank: int) -> tuple[Slots, Counters]:
+def link(tape: Tape, rank: int) -> tuple[SlotLink, Counters]:
     """A real link with one slot, whose counters are on the tape."""
-    room, counters = Room(1, 64), Counters(tape)
-    made: Any = Slots(Host(tape, rank), torch.zeros(room.total, dtype=torch.uint8), room, "activation")
+    room, counters = StageRoom(1, 64), Counters(tape)
+    made: Any = SlotLink(Host(tape, rank), torch.zeros(room.total, dtype=torch.uint8), room, "activation")
     made._counters = counters
-    made._heads[0][:3] = [wire.code(torch.float32), 1, 4]
+    made._heads[0][:3] = [tensor_bytes.code(torch.float32), 1, 4]
     return made, counters
 
 
@@ -342,10 +343,10 @@ def meets(record: Record, rank: int, size: int, again: bool = True) -> list[Op]:
     """Write one's own, meet, read the next one's, meet again, write again."""
 
     def code(tape: Tape) -> None:
-        made: Any = object.__new__(Control)
+        made: Any = object.__new__(SyncFlags)
         made.flags = Flags(tape, lambda flag: made._arrived)
-        made._arrived, made._mine = 0, rank * control.WORDS
-        made._others = tuple(peer * control.WORDS for peer in range(size) if peer != rank)
+        made._arrived, made._mine = 0, rank * sync_flags.WORDS
+        made._others = tuple(peer * sync_flags.WORDS for peer in range(size) if peer != rank)
         tape.store(f"data {rank}", 1)
         made.meet()
         tape.load(f"data {(rank + 1) % size}", 1)
@@ -405,13 +406,13 @@ class Message:
         slot.tape.load("slot", self.number)
 
 
-SENT, SIZE, TAKEN = 0, 1, control.WORDS  # the flags of a pair, where its line is the first
+SENT, SIZE, TAKEN = 0, 1, sync_flags.WORDS  # the flags of a pair, where its line is the first
 
 
 def boxes(tape: Tape, rank: int, expected: Callable[[int], int]) -> Any:
     """Real mailboxes of two ranks, whose ring from 0 to 1 has one slot."""
     made: Any = object.__new__(Mailboxes)
-    made._control = object.__new__(Control)
+    made._control = object.__new__(SyncFlags)
     made._control.flags = Flags(tape, expected)
     made._first_line, made._rank, made._size = -mailbox.LINES, rank, 2  # pair 1 begins at line 0
     made._sent, made._taken = [0, 0], [0, 0]

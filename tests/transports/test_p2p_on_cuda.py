@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from manyhands.place import Place
+from manyhands.core.rank_info import RankInfo
 from manyhands.transports import connect as connecting
 from manyhands.transports import hosts, torch_
-from manyhands.transports.torch_ import Torch
+from manyhands.transports.torch_ import TorchTransport
 
 GPU = torch.device("cuda", 1)
 
@@ -24,9 +24,9 @@ class Work:
 
 
 @pytest.fixture
-def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Torch, list[tuple[str, str]]]]:
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchTransport, list[tuple[str, str]]]]:
     """Rank 0 of two with tensors on CUDA, and what torch.distributed was asked to carry from which device."""
-    made = object.__new__(Torch)
+    made = object.__new__(TorchTransport)
     made._backend, made.rank, made.size, made._members = "cpu:gloo,cuda:nccl", 0, 2, (0, 1)
     made.process_group, made._timeout = None, 1.0  # type: ignore[assignment]
     made._begin()
@@ -47,7 +47,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Torch, list[tuple
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # to know whether a copy was made
-def test_ranks_that_send_to_each_other_do_not_wait_in_nccl(on_cuda: tuple[Torch, list[Any]]) -> None:
+def test_ranks_that_send_to_each_other_do_not_wait_in_nccl(on_cuda: tuple[TorchTransport, list[Any]]) -> None:
     """In a pipeline both neighbours sent and then received: NCCL does that in order, so both would wait."""
     transport, carried = on_cuda
     transport.send(torch.ones(300_000, device=GPU), 1, ahead=4)
@@ -63,10 +63,10 @@ def test_gpus_of_several_hosts_are_one_group(
     """They were joined host by host, where DDP found no group and took each worker for the only one."""
     monkeypatch.setattr(connecting.axes, "member", lambda *_: lambda place, **named: "torch")
     monkeypatch.setattr(hosts, "Hosts", lambda place, **named: "hosts")
-    assert connecting.connect("torch", Place(0, ("a", "a", "b", "b")), device=device) == made
+    assert connecting.connect("torch", RankInfo(0, ("a", "a", "b", "b")), device=device) == made
 
 
-def test_sums_stay_on_the_gpu(on_cuda: tuple[Torch, list[Any]]) -> None:
+def test_sums_stay_on_the_gpu(on_cuda: tuple[TorchTransport, list[Any]]) -> None:
     transport, carried = on_cuda
     transport.all_reduce(torch.ones(8, device=GPU))
     assert carried == [("all_reduce", "cuda")]

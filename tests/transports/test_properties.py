@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyhands.testing.transports import DTYPES
-from manyhands.transports import wire
+from manyhands.transports import tensor_bytes
 from manyhands.transports.base import Transport
-from manyhands.transports.shm import Shm
-from manyhands.transports.threads import Group
+from manyhands.transports.shm.transport import ShmTransport
+from manyhands.transports.threads import ThreadGroup
 from transports.gangs import processes
 
 Case = tuple[torch.dtype, tuple[int, ...], int]
@@ -39,7 +39,7 @@ def all_collectives(transport: Transport, cases: Sequence[Case]) -> None:
     size, rank = transport.size, transport.rank
     for number, case in enumerate(cases):
         everyone = [made(case, peer) for peer in range(size)]
-        expected = wire.add_in_order(everyone, torch.empty_like(everyone[0]))
+        expected = tensor_bytes.add_in_order(everyone, torch.empty_like(everyone[0]))
         assert torch.equal(transport.all_reduce(everyone[rank].clone()), expected), case
         root = number % size
         assert torch.equal(transport.broadcast(everyone[rank].clone(), root), everyone[root]), case
@@ -51,11 +51,11 @@ def all_collectives(transport: Transport, cases: Sequence[Case]) -> None:
 
 
 def threads(size: int, function: Callable[[Transport], Any]) -> list[Any]:
-    return Group(size, 30.0).run(function)
+    return ThreadGroup(size, 30.0).run(function)
 
 
 def shm(size: int, function: Callable[[Transport], Any]) -> list[Any]:
-    return processes(partial(Shm, timeout=30.0), ["here"] * size, function)
+    return processes(partial(ShmTransport, timeout=30.0), ["here"] * size, function)
 
 
 @pytest.mark.parametrize(("gang", "examples"), [(threads, 30), (shm, 12)])

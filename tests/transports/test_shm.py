@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.errors import ManyhandsError, PeerLostError
-from manyhands.place import Place
-from manyhands.transports import leftovers, memory
+from manyhands.core.errors import ManyhandsError, PeerLostError
+from manyhands.core.rank_info import RankInfo
 from manyhands.transports.base import Transport
-from manyhands.transports.shm import Shm
+from manyhands.transports.shm import leftovers, segment
+from manyhands.transports.shm.transport import ShmTransport
 from transports.gangs import DIED, between_hosts, context, processes
 
-gang = partial(processes, partial(Shm, timeout=20.0))
+gang = partial(processes, partial(ShmTransport, timeout=20.0))
 PAIR = ["here", "here"]
 
 
@@ -33,8 +33,8 @@ def names_of(pid: int) -> list[str]:
 
 
 def shares_and_ends(transport: Transport, how: str) -> int:
-    memory = transport.share("weights", 2**20)
-    memory.fill_(1)
+    segment = transport.share("weights", 2**20)
+    segment.fill_(1)
     transport.barrier()
     if how == "exit":
         os._exit(3)
@@ -60,7 +60,7 @@ def stays_between_create_and_unlink(pipe: Connection) -> None:
         time.sleep(60)
         return []
 
-    memory.together(tell, True, "control", 4096)
+    segment.together(tell, True, "control", 4096)
 
 
 def test_a_gang_killed_at_the_wrong_moment_is_swept_up() -> None:
@@ -114,11 +114,11 @@ def cannot_see(path: Path) -> int:
     raise ManyhandsError(f"shared memory {path.parent} cannot be opened")
 
 
-def builds_where_one_cannot_see(place: Place) -> Any:
+def builds_where_one_cannot_see(place: RankInfo) -> Any:
     if place.rank == 1:
-        memory._open = cannot_see
+        segment._open = cannot_see
     with pytest.raises(ManyhandsError) as caught:
-        Shm(place)
+        ShmTransport(place)
     return SimpleNamespace(said=str(caught.value), close=lambda: None)
 
 
@@ -190,7 +190,7 @@ def test_errors_name_the_rank_in_the_gang() -> None:
 
 def test_sweeping_needs_no_torch() -> None:
     code = (
-        "import sys; import manyhands.transports.leftovers, manyhands.transports.connect;"
+        "import sys; import manyhands.transports.shm.leftovers, manyhands.transports.connect;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

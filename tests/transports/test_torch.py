@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from manyhands.errors import DeadlineError, UsageError
-from manyhands.place import Place
+from manyhands.core.errors import DeadlineError, UsageError
+from manyhands.core.rank_info import RankInfo
 from manyhands.transports import torch_
 from manyhands.transports.base import Transport
-from manyhands.transports.torch_ import Torch
+from manyhands.transports.torch_ import TorchTransport
 from transports.gangs import processes
 
-gang = partial(processes, partial(Torch, timeout=20.0))
+gang = partial(processes, partial(TorchTransport, timeout=20.0))
 
 
-def trains_with_ddp(transport: Torch) -> list[float]:
+def trains_with_ddp(transport: TorchTransport) -> list[float]:
     torch.manual_seed(0)
     model = nn.Linear(2, 1, bias=False)
     parallel = DistributedDataParallel(model, process_group=transport.process_group)
@@ -36,7 +36,7 @@ def test_its_process_group_is_good_for_ddp() -> None:
 
 def left_behind(transport: Transport) -> tuple[str | None, str]:
     with pytest.raises(UsageError) as caught:
-        Torch(Place())
+        TorchTransport(RankInfo())
     return os.environ.get("GLOO_SOCKET_IFNAME"), str(caught.value)
 
 
@@ -55,14 +55,14 @@ class OneWhoNeverConnects:
 
 
 def test_connecting_has_a_deadline() -> None:
-    place = Place(0, ("here", "here"), OneWhoNeverConnects())  # type: ignore[arg-type]
+    place = RankInfo(0, ("here", "here"), OneWhoNeverConnects())  # type: ignore[arg-type]
     with pytest.raises(DeadlineError, match=r"^waited 0\.5 s in connect 1 for the other workers$"):
-        Torch(place, timeout=0.5)
+        TorchTransport(place, timeout=0.5)
 
 
 def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert torch_._address(Place(0, ("a", "a"))) == "127.0.0.1"
+    assert torch_._address(RankInfo(0, ("a", "a"))) == "127.0.0.1"
     assert torch_._interface("127.0.0.1") == "lo"
     with torch_._interface_towards("127.0.0.1"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
@@ -71,7 +71,7 @@ def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -
 
 def test_other_hosts_are_told_an_address_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    place = Place(0, ("a", "no-such-host.invalid"))
+    place = RankInfo(0, ("a", "no-such-host.invalid"))
     monkeypatch.setattr(torch_, "_source", lambda address: {"no-such-host.invalid": "10.0.0.7"}[address])
     assert torch_._address(place) == "10.0.0.7"
 

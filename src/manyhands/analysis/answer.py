@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyhands import words
 from manyhands.analysis import groups
 from manyhands.analysis.candidates import Candidate, by_speed, by_time, faster, first
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.regimes import about, regimes
 from manyhands.analysis.scaling import Point, curves, points
 from manyhands.analysis.target import ToTarget, to_target
-from manyhands.record import RunRecord
-from manyhands.results import Results
+from manyhands.core import formatting
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Results
 
 ONE = "one worker with one thread"
 
@@ -104,16 +104,16 @@ def _nothing(field: _Field) -> str:
     if not arrived:
         return _nobody(field)
     best = min(arrived, key=lambda each: each.samples.median if each.samples else 0.0)
-    goal = words.threshold(best.target, best.metric_name)
+    goal = formatting.threshold(best.target, best.metric_name)
     assert best.samples is not None
-    count = words.count(best.samples.median, field.records[0].unit)
+    count = formatting.count(best.samples.median, field.records[0].unit)
     text = f"for {field.task} nothing was timed, so there is no fastest; the fewest samples to {goal} took"
     return f"{text} {best.variant}, {best.crew}, batch {best.batch}: {count}."
 
 
 def _nobody(field: _Field) -> str:
     """That the target was tried for and not reached, and how near the best came."""
-    goal = words.threshold(field.tries[0].target, field.tries[0].metric_name)
+    goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)
     ended = [each for each in field.records if each.best_metric is not None and groups.attempted(each)]
     some = sum(each.reached for each in field.tries)
     if some:
@@ -123,7 +123,7 @@ def _nobody(field: _Field) -> str:
     name = ended[0].metric_name
     sign = 1 if groups.higher_is_better(ended[0]) else -1
     best = min(ended, key=lambda each: (-sign * (each.best_metric or 0.0), groups.title(each)))
-    near = words.score(best.best_metric, name)
+    near = formatting.score(best.best_metric, name)
     return f"for {field.task} no cell reached {goal}; {groups.title(best)} came nearest with {near}."
 
 
@@ -224,12 +224,12 @@ def _three(value: float) -> str:
 def _unit(field: _Field) -> str:
     if isinstance(field.runners[0].cell, Point):
         return f" for a million {field.records[0].unit}"
-    return f" to {words.threshold(field.tries[0].target, field.tries[0].metric_name)}"
+    return f" to {formatting.threshold(field.tries[0].target, field.tries[0].metric_name)}"
 
 
 def _late(field: _Field) -> str:
     late = sum(each.best_seconds is None for each in field.tries)
-    goal = words.threshold(field.tries[0].target, field.tries[0].metric_name)
+    goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)
     return f"{late} of {len(field.tries)} cells did not reach {goal}." if late else ""
 
 
@@ -247,7 +247,7 @@ def times(ratio: float) -> str:
 
 def takes(ratio: float) -> str:
     """`takes 20 % longer`; from twice as long on `takes 2.0x as long`."""
-    return f"takes {words.percent(ratio - 1)} longer" if ratio < 2 else f"takes {ratio:.1f}x as long"
+    return f"takes {formatting.percent(ratio - 1)} longer" if ratio < 2 else f"takes {ratio:.1f}x as long"
 
 
 def _capital(text: str) -> str:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from manyhands.analysis import groups
 from manyhands.analysis.groups import Key
-from manyhands.analysis.stats import Summary
 from manyhands.analysis.target import ToTarget, to_target
-from manyhands.record import RunRecord
+from manyhands.core.statistics import Summary
+from manyhands.records.record import RunRecord
 
 FREE = ("server", "hogwild")  # their workers go at their own pace
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyhands.analysis import groups
-from manyhands.clock import ASIDE, PHASES, training_phases
-from manyhands.record import RunRecord
+from manyhands.records.phases import ASIDE, PHASES, training_phases
+from manyhands.records.record import RunRecord
 
 STEP_PHASES = tuple(name for name in PHASES if name not in ASIDE)
 COMPUTE = ("forward", "backward")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyhands import words
 from manyhands.analysis.scaling import MILLION, Point
-from manyhands.analysis.stats import Summary, ratio
 from manyhands.analysis.target import ToTarget
+from manyhands.core import formatting
+from manyhands.core.statistics import Summary, ratio
 
 
 class Candidate(NamedTuple):
@@ -49,7 +49,7 @@ def by_speed(points: Sequence[Point], unit: str) -> list[Candidate]:
     for point in points:
         rate = point.throughput
         pace = Summary(MILLION / rate.median, MILLION / rate.high, MILLION / rate.low, rate.n)
-        shown = words.rate(rate.median, unit)
+        shown = formatting.rate(rate.median, unit)
         found.append(Candidate(point, pace, shown, shown))
     return sorted(found, key=lambda each: (each.pace.median, each.name))
 
@@ -69,7 +69,7 @@ def _timed(cell: ToTarget) -> Candidate | None:
     if seconds is None:
         return None
     pace = cell.seconds or Summary(seconds, seconds, seconds, 1)
-    goal = words.threshold(cell.target, cell.metric_name)
+    goal = formatting.threshold(cell.target, cell.metric_name)
     some = f" in {cell.reached} of {cell.of} runs" if cell.reached < cell.of else ""
-    brief = words.duration(seconds)
+    brief = formatting.duration(seconds)
     return Candidate(cell, pace, f"{goal} after {brief}{some}", brief)

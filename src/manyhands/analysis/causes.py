@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manyhands import words
 from manyhands.analysis import groups
 from manyhands.analysis.breakdown import Breakdown, breakdown, compute, rank_phases
 from manyhands.analysis.scaling import Baseline
-from manyhands.record import RunRecord
+from manyhands.core import formatting
+from manyhands.records.record import RunRecord
 
 EFFICIENT = 0.85  # of the step spent computing: what good systems reach (Goyal et al.: 90 % on 256 GPUs)
 COMMUNICATION = 1 - EFFICIENT  # below this the advice would be to reach what is reached already
@@ -60,9 +60,9 @@ def communication(facts: Facts) -> Verdict | None:
     if not facts.timed or share < COMMUNICATION:
         return None
     seconds = facts.step.phases["communication"]
-    text = f"{words.percent(share)} of the step is exposed communication"
+    text = f"{formatting.percent(share)} of the step is exposed communication"
     if (volume := facts.step.bytes_a_step) > 0:
-        text += f" of {words.size(volume)} at {words.size(volume / seconds)}/s"
+        text += f" of {formatting.size(volume)} at {formatting.size(volume / seconds)}/s"
     return Verdict("communication", f"{text}; {_sparing(facts)}.", share)
 
 
@@ -73,8 +73,8 @@ def _sparing(facts: Facts) -> str:
     if not ways:
         return "neither a larger batch nor rarer exchanges would make up for it: use fewer workers"
     (first, reached), *more = ways
-    others = "".join(f", {way} {words.percent(share)}" for way, share in more)
-    return f"at this bandwidth {first} would reach {words.percent(reached)} efficiency{others}"
+    others = "".join(f", {way} {formatting.percent(share)}" for way, share in more)
+    return f"at this bandwidth {first} would reach {formatting.percent(reached)} efficiency{others}"
 
 
 def _larger_batch(facts: Facts) -> tuple[str, float] | None:
@@ -113,11 +113,14 @@ def stragglers(facts: Facts) -> Verdict | None:
     if not facts.timed or facts.record.spec.strategy in groups.STAGED or share < WAITING:
         return None
     rank, behind = slowest(facts.record)
-    text = f"{words.percent(share)} of the step is waiting"
+    text = f"{formatting.percent(share)} of the step is waiting"
     if facts.record.spec.servers:
-        text += f" for {words.plural(facts.record.spec.servers, 'server')} to answer; {_serving(facts)}."
+        text += f" for {formatting.plural(facts.record.spec.servers, 'server')} to answer; {_serving(facts)}."
     elif behind >= SLOWEST:
-        text += f" for rank {rank}{_where(facts.record, rank)}, which computes {words.percent(behind)} longer"
+        text += (
+            f" for rank {rank}{_where(facts.record, rank)}, which computes "
+            f"{formatting.percent(behind)} longer"
+        )
         text += f" than the others; as fast as they are it would make the step {gain(share)} faster."
     else:
         text += f" for each other, though no rank is slower than the rest{_varying(facts.record)}:"
@@ -154,7 +157,9 @@ def _varying(record: RunRecord) -> str:
     pace = record.worker_pace
     if pace is None or pace.high <= 1.1 * pace.median:
         return ""
-    return f" (one step of ten takes {words.percent(pace.high / pace.median - 1)} longer than the median)"
+    return (
+        f" (one step of ten takes {formatting.percent(pace.high / pace.median - 1)} longer than the median)"
+    )
 
 
 def bubble(facts: Facts) -> Verdict | None:
@@ -163,19 +168,19 @@ def bubble(facts: Facts) -> Verdict | None:
     if not facts.timed or spec.strategy not in groups.STAGED or spec.stages < 2 or share < WAITING:
         return None
     better = MICRO_BATCHES * spec.stages
-    text = f"{words.percent(share)} of the step the {spec.stages} stages wait for each other; "
+    text = f"{formatting.percent(share)} of the step the {spec.stages} stages wait for each other; "
     if spec.strategy == "layers":
         text += f"one batch at a time keeps one of them busy: `pipeline --micro-batches {better}` would"
-        text += f" leave {words.percent(idle(spec.stages, better))} idle."
+        text += f" leave {formatting.percent(idle(spec.stages, better))} idle."
     elif spec.micro_batches < better:
-        text += f"{words.plural(spec.micro_batches, 'micro-batch', 'micro-batches')} leave"
-        text += f" {words.percent(idle(spec.stages, spec.micro_batches))} idle by themselves,"
-        text += f" `--micro-batches {better}` {words.percent(idle(spec.stages, better))}."
+        text += f"{formatting.plural(spec.micro_batches, 'micro-batch', 'micro-batches')} leave"
+        text += f" {formatting.percent(idle(spec.stages, spec.micro_batches))} idle by themselves,"
+        text += f" `--micro-batches {better}` {formatting.percent(idle(spec.stages, better))}."
     else:
         rank, behind = slowest(facts.record)
         text += f"{spec.micro_batches} micro-batches alone leave"
-        text += f" {words.percent(idle(spec.stages, spec.micro_batches))} idle: rank {rank} computes"
-        text += f" {words.percent(behind)} longer than the others, so cut the model elsewhere."
+        text += f" {formatting.percent(idle(spec.stages, spec.micro_batches))} idle: rank {rank} computes"
+        text += f" {formatting.percent(behind)} longer than the others, so cut the model elsewhere."
     return Verdict("bubble", text, share)
 
 
@@ -189,7 +194,10 @@ def data(facts: Facts) -> Verdict | None:
     share = facts.share("data")
     if not facts.timed or share < DATA:
         return None
-    text = f"{words.percent(share)} of the step is waiting for data; held in memory or prepared beforehand it"
+    text = (
+        f"{formatting.percent(share)} of the step is waiting for data; held in memory or "
+        f"prepared beforehand it"
+    )
     return Verdict("data", f"{text} would make the step {gain(share)} faster.", share)
 
 
@@ -244,12 +252,16 @@ def oversubscribed(facts: Facts) -> Verdict | None:
     if not groups.crowded(record):
         return None
     ranks, threads, cores = groups.busiest_host(record), groups.threads(record), record.environment.cores
-    who = f"{ranks} processes" if record.spec.servers else words.plural(ranks, "worker")
+    who = f"{ranks} processes" if record.spec.servers else formatting.plural(ranks, "worker")
     if threads > 1:
         who += f" x {threads} threads" if ranks > 1 else f" with {threads} threads"
     share = 1 - 1 / groups.crowding(record)
-    text = f"{who} {'share' if ranks > 1 else 'shares'} {words.plural(cores, 'core')}, so each waits up to"
-    text += f" {words.percent(share)} of the time for its turn; with {ranks * threads} cores the step could"
+    text = (
+        f"{who} {'share' if ranks > 1 else 'shares'} {formatting.plural(cores, 'core')}, so each waits up to"
+    )
+    text += (
+        f" {formatting.percent(share)} of the time for its turn; with {ranks * threads} cores the step could"
+    )
     return Verdict("oversubscribed", f"{text} be up to {gain(share)} faster.", share)
 
 
@@ -258,13 +270,13 @@ def optimiser(facts: Facts) -> Verdict | None:
     share = facts.share("optimiser")
     if not facts.timed or share < OPTIMISER:
         return None
-    text = f"{words.percent(share)} of the step is the optimiser's update of {facts.record.parameters:,}"
+    text = f"{formatting.percent(share)} of the step is the optimiser's update of {facts.record.parameters:,}"
     text += " parameters, as long for any batch"
     fixed = facts.step.phases["optimiser"] + facts.step.phases["communication"]
     for factor in _powers():
         less = facts.step.phases["optimiser"] / (factor * (facts.step.step_seconds - fixed) + fixed)
         if less <= OPTIMISER / 2 and factor * facts.step.batch <= facts.record.train_samples:
-            text += f"; a batch of {factor * facts.step.batch:,} would bring it to {words.percent(less)}"
+            text += f"; a batch of {factor * facts.step.batch:,} would bring it to {formatting.percent(less)}"
             break
     return Verdict("optimiser", f"{text}.", share)
 
@@ -275,7 +287,8 @@ def overhead(facts: Facts) -> Verdict | None:
     if not facts.timed or share < OVERHEAD:
         return None
     text = (
-        f"{words.percent(share)} of the {words.duration(facts.step.step_seconds)} of a step is the trainer's"
+        f"{formatting.percent(share)} of the "
+        f"{formatting.duration(facts.step.step_seconds)} of a step is the trainer's"
     )
     return Verdict("overhead", f"{text} own work, as long for any batch: a larger one would pay.", share)
 

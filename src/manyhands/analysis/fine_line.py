@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from manyhands import words
 from manyhands.analysis.scaling import Curve, Point
+from manyhands.core import formatting
 
 SLOWER = 0.02  # a fall that matters: single runs, whose interval is a point, differ by as much
 WORTH = 0.5  # a further worker must bring half of what one brings alone, or it costs twice what it gives
@@ -91,7 +91,7 @@ def _sentence(line: FineLine, points: Sequence[Point]) -> str:
         fewer = [point for point in points if point.workers < line.slower_from]
         best = max(fewer, key=lambda point: point.throughput.median)
         loss = 1 - by_count[line.slower_from].throughput.median / best.throughput.median
-        text = f"{line.slower_from} are {words.percent(loss)} slower than {best.workers}"
+        text = f"{line.slower_from} are {formatting.percent(loss)} slower than {best.workers}"
         return f"More workers do not pay: {text}{_why(line, by_count[line.slower_from])}."
     if line.costlier_from is not None:
         text = (
@@ -106,6 +106,6 @@ def _why(line: FineLine, point: Point) -> str:
     if not point.crowded or line.crowded_from != point.workers:
         return ""
     serving = point.ranks > point.workers
-    ranks = f"{point.ranks} processes" if serving else words.plural(point.ranks, "worker")
+    ranks = f"{point.ranks} processes" if serving else formatting.plural(point.ranks, "worker")
     with_threads = f" with {point.threads} threads each" if point.threads > 1 else ""
-    return f", for {ranks}{with_threads} share {words.plural(point.cores, 'core')}"
+    return f", for {ranks}{with_threads} share {formatting.plural(point.cores, 'core')}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import expit
 
-from manyhands.analysis.stats import Estimate
+from manyhands.core.statistics import Estimate
 
 FEWEST = 3  # batches: two parameters go through any two points and leave nothing to judge the fit by
 DRAWS = 200  # enough for the ends of a 95 % interval to be steady to a few per cent

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from manyhands import words
-from manyhands.record import RunRecord
+from manyhands.core import formatting
+from manyhands.records.record import RunRecord
 
 SYNCHRONOUS = ("single", "allreduce", "layers", "pipeline", "sharded")  # the same steps as one worker makes
 STAGED = ("layers", "pipeline")
@@ -56,7 +56,7 @@ def variant(record: RunRecord) -> str:
     more: dict[str, Any] = {
         "accumulate": spec.accumulate if spec.accumulate > 1 else None,
         "offload": None if spec.offload == "none" else spec.offload,
-        "memory": words.size(spec.memory) if spec.memory else None,
+        "memory": formatting.size(spec.memory) if spec.memory else None,
         "sync_batchnorm": spec.sync_batchnorm or None,
         "dtype": None if spec.dtype == "float32" else spec.dtype,
         "transport": None if spec.transport in ("solo", "shm") else spec.transport,
@@ -84,9 +84,9 @@ def crew(record: RunRecord) -> str:
     """Who works: `2 workers`, `2 workers + 1 server`; one worker by its threads: `1 thread`."""
     spec, each = record.spec, threads(record)
     if spec.strategy == "single":
-        return words.plural(each, "thread")
-    crew = words.plural(spec.workers, "worker")
-    serving = f" + {words.plural(spec.servers, 'server')}" if spec.servers else ""
+        return formatting.plural(each, "thread")
+    crew = formatting.plural(spec.workers, "worker")
+    serving = f" + {formatting.plural(spec.servers, 'server')}" if spec.servers else ""
     return crew + serving + (f" x {each} threads" if each > 1 else "")
 
 

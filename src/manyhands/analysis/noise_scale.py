@@ -9,8 +9,8 @@ import numpy as np
 
 from manyhands.analysis import groups
 from manyhands.analysis.regimes import regimes
-from manyhands.analysis.stats import Estimate
-from manyhands.record import Noise, RunRecord
+from manyhands.core.statistics import Estimate
+from manyhands.records.record import Noise, RunRecord
 
 DRAWS = 500
 SEED = 20181214

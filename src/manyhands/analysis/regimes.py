@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from manyhands import words
 from manyhands.analysis import groups
 from manyhands.analysis.fit import FEWEST, Observation, estimate
-from manyhands.analysis.stats import Estimate as Estimate
-from manyhands.analysis.stats import Summary
 from manyhands.analysis.target import censored, steps_to_target
-from manyhands.record import RunRecord
+from manyhands.core import formatting
+from manyhands.core.statistics import Estimate, Summary
+from manyhands.records.record import RunRecord
 
 # Scaling is called perfect while it costs at most 20 % more samples than the smallest batch would, and
 # maximal from where at most a fifth more than the least steps are made:
@@ -167,10 +166,13 @@ def _problem(points: Sequence[BatchPoint]) -> str | None:
     reached = sum(point.steps is not None for point in points)
     if reached == 0:
         return (
-            f"none of {words.plural(len(points), 'batch', 'batches')} reached the target in most of its runs"
+            f"none of {formatting.plural(len(points), 'batch', 'batches')} reached the target in "
+            f"most of its runs"
         )
     if reached < FEWEST:
-        return f"only {words.plural(reached, 'batch', 'batches')} reached the target; a fit needs {FEWEST}"
+        return (
+            f"only {formatting.plural(reached, 'batch', 'batches')} reached the target; a fit needs {FEWEST}"
+        )
     return None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from manyhands import words
 from manyhands.analysis import groups
 from manyhands.analysis.causes import EFFICIENT, Facts, Rule, Verdict
-from manyhands.analysis.stats import NOISY
+from manyhands.core import formatting
+from manyhands.core.statistics import NOISY
 
 STALE = 4.0  # updates: up to a few workers' worth of staleness does no harm that seeds do not do as well
 FULL = 0.85  # of the memory: beyond, the next larger batch ends in the system's killing a worker
@@ -44,7 +44,7 @@ def slower_than_one(facts: Facts) -> Verdict | None:
     share = record.throughput / baseline.throughput.median
     if share >= 1 - SLOWER:
         return None
-    text = f"{groups.crew(record)} do {words.percent(share)} of what {baseline.spoken} does with batch"
+    text = f"{groups.crew(record)} do {formatting.percent(share)} of what {baseline.spoken} does with batch"
     return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay here.", 0.0)
 
 
@@ -68,13 +68,13 @@ def near_the_limit(facts: Facts) -> Verdict | None:
     lost = sum(facts.share(name) for name in ("communication", "wait", "data", "other"))
     if lost > 1 - EFFICIENT:
         return None
-    text = f"{words.percent(1 - lost)} of the step is computing"
+    text = f"{formatting.percent(1 - lost)} of the step is computing"
     if facts.baseline is not None and facts.baseline.threads == 1:
         speed_up = record.throughput / facts.baseline.throughput.median
         efficiency = speed_up / (record.spec.workers * groups.threads(record))
         if efficiency < EFFICIENT:
             return None
-        text += f", {words.percent(efficiency)} of {record.spec.workers * groups.threads(record)}x"
+        text += f", {formatting.percent(efficiency)} of {record.spec.workers * groups.threads(record)}x"
         text += f" {facts.baseline.spoken}"
     return Verdict("near-the-limit", f"{text}: near the limit of these workers.", 0.0)
 
@@ -104,7 +104,8 @@ def memory(facts: Facts) -> Verdict | None:
     if held < FULL * whole:
         return None
     text = (
-        f"{groups.crew(record)} hold {words.size(held)} of {words.size(whole)} of memory: a larger batch may"
+        f"{groups.crew(record)} hold {formatting.size(held)} of {formatting.size(whole)} "
+        f"of memory: a larger batch may"
     )
     return Verdict("memory", f"{text} not fit; `--offload auto` or `sharded` need less.", 0.0)
 
@@ -115,7 +116,10 @@ def aside(facts: Facts) -> Verdict | None:
     share = 1 - record.training_seconds / record.seconds if record.seconds > 0 else 0.0
     if not facts.timed or share < ASIDE:
         return None
-    text = f"{words.percent(share)} of the wall clock went into evaluation and checkpoints, which no speed-up"
+    text = (
+        f"{formatting.percent(share)} of the wall clock went into evaluation and "
+        f"checkpoints, which no speed-up"
+    )
     return Verdict(
         "aside", f"{text} counts; `--evaluate-every` and `--checkpoint-every` make them rarer.", 0.0
     )
@@ -127,7 +131,7 @@ def lost_workers(facts: Facts) -> Verdict | None:
     if not lost:
         return None
     were = "was" if len(lost) == 1 else "were"
-    text = f"{words.plural(len(lost), 'worker')} {were} lost on the way, so its speed is that of fewer:"
+    text = f"{formatting.plural(len(lost), 'worker')} {were} lost on the way, so its speed is that of fewer:"
     return Verdict("lost", f"{text} {'; '.join(lost)}.", 0.0)
 
 
@@ -136,7 +140,10 @@ def noisy(facts: Facts) -> Verdict | None:
     noise = facts.record.machine_noise
     if noise is None or noise <= NOISY or not facts.record.timed:
         return None
-    text = f"the machine was {words.percent(noise)} slower around this run than at its best: do not trust its"
+    text = (
+        f"the machine was {formatting.percent(noise)} slower around this run than at its "
+        f"best: do not trust its"
+    )
     return Verdict("noisy", f"{text} times.", 0.0)
 
 
@@ -144,7 +151,10 @@ def unmeasured(facts: Facts) -> Verdict | None:
     """A run whose first, slow steps could not be left out."""
     if not facts.record.timed or facts.record.worker_pace is not None or facts.record.status == "diverged":
         return None
-    text = f"no steady pace was measured in {words.plural(facts.record.steps, 'step')}: the times include the"
+    text = (
+        f"no steady pace was measured in {formatting.plural(facts.record.steps, 'step')}: "
+        f"the times include the"
+    )
     return Verdict("unmeasured", f"{text} first, slow ones.", 0.0)
 
 

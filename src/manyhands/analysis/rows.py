@@ -9,8 +9,8 @@ from manyhands.analysis.breakdown import STEP_PHASES, breakdown
 from manyhands.analysis.scaling import Baseline, baselines
 from manyhands.analysis.target import steps_to_target
 from manyhands.analysis.verdicts import verdicts, word
-from manyhands.record import RunRecord
-from manyhands.results import Results
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Results
 
 Pair = tuple[Baseline | None, Baseline | None]
 

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 from manyhands.analysis import groups
 from manyhands.analysis.groups import Key
-from manyhands.analysis.stats import NOISY, Summary, ratio, summary
-from manyhands.record import RunRecord
+from manyhands.core.statistics import NOISY, Summary, ratio, summary
+from manyhands.records.record import RunRecord
 
 Kind = Literal["strong", "weak"]
 MILLION = 1e6

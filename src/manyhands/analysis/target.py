@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from manyhands.analysis import groups
 from manyhands.analysis.groups import Key
-from manyhands.analysis.stats import NOISY, Summary, summary
-from manyhands.record import RunRecord
+from manyhands.core.statistics import NOISY, Summary, summary
+from manyhands.records.record import RunRecord
 
 
 class ToTarget(NamedTuple):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands import words
 from manyhands.analysis import causes, groups, remarks
 from manyhands.analysis.causes import Facts as Facts
 from manyhands.analysis.causes import Rule
 from manyhands.analysis.causes import Verdict as Verdict
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.scaling import Baseline, baselines, curves, points
-from manyhands.analysis.stats import NOISY, apart
 from manyhands.analysis.target import to_target
-from manyhands.record import RunRecord
-from manyhands.results import Results
+from manyhands.core import formatting
+from manyhands.core.statistics import NOISY, apart
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Results
 
 RULES: list[tuple[str, Rule]] = [*causes.RULES, *remarks.RULES]
 
@@ -126,7 +126,7 @@ def _lines(lines: Sequence[FineLine]) -> list[Verdict]:
     found = []
     for (task, variant), alike in strategies.items():
         others = len(alike) - 1
-        more = f" (and at {words.plural(others, 'other batch', 'other batches')})" if others else ""
+        more = f" (and at {formatting.plural(others, 'other batch', 'other batches')})" if others else ""
         text = f"{task}, {variant}, {alike[0].batch}{more}: {alike[0].sentence}"
         found.append(Verdict("fine-line", text, 0.0))
     return found
@@ -139,7 +139,7 @@ def _not_reached(records: Sequence[RunRecord]) -> list[Verdict]:
         mine = [each for each in arrivals if each.task == task]
         late = [each for each in mine if each.reached == 0]
         if late:
-            goal = words.threshold(late[0].target, late[0].metric_name)
+            goal = formatting.threshold(late[0].target, late[0].metric_name)
             cells = "no cell" if len(late) == len(mine) else f"{len(late)} of {len(mine)} cells never"
             text = f"For {task} {cells} reached {goal}: they are counted as later than they were watched."
             found.append(Verdict("not-reached", text, 0.0))
@@ -153,13 +153,15 @@ def _trust(results: Results) -> list[Verdict]:
         text = (
             f"{len(noisy)} of {len(results.records)} runs {_was(len(noisy))} taken while the machine was more"
         )
-        found.append(Verdict("noisy", f"{text} than {words.percent(NOISY)} slower than at its best.", 0.0))
+        found.append(
+            Verdict("noisy", f"{text} than {formatting.percent(NOISY)} slower than at its best.", 0.0)
+        )
     if again := len(results.repeated):
-        text = f"{words.plural(again, 'run')} taken under heavy noise {_was(again)} taken again."
+        text = f"{formatting.plural(again, 'run')} taken under heavy noise {_was(again)} taken again."
         found.append(Verdict("repeated", text, 0.0))
     diverged = [record for record in results.records if record.status == "diverged"]
     if diverged:
-        runs, where = words.plural(len(diverged), "run"), groups.title(diverged[0])
+        runs, where = formatting.plural(len(diverged), "run"), groups.title(diverged[0])
         first = where if len(diverged) == 1 else f"the first: {where}"
         found.append(Verdict("diverged", f"{runs} diverged, {first}.", 0.0))
     return found

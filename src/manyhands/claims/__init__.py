@@ -5,9 +5,9 @@ from __future__ import annotations
 from manyhands.claims.averaging import AVERAGING
 from manyhands.claims.base import Claim, Finding, Settled
 from manyhands.claims.batches import CRITICAL_BATCH, LARGE_BATCH, NOISE_SCALE
-from manyhands.claims.memory import OFFLOAD
+from manyhands.claims.offload import OFFLOAD
 from manyhands.claims.workers import ASYNCHRONY, DATA_OR_MODEL, MORE_WORKERS
-from manyhands.results import Results
+from manyhands.records.study_results import Results
 
 CLAIMS: dict[str, Claim] = {
     claim.name: claim

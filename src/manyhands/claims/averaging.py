@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from manyhands import words
 from manyhands.analysis import groups
-from manyhands.analysis.stats import Summary, summary
 from manyhands.claims.base import Claim, Finding, Row, together, unsettled
-from manyhands.record import RunRecord
-from manyhands.results import Results
+from manyhands.core import formatting
+from manyhands.core.statistics import Summary, summary
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Results
 
 LOST = 0.003  # of accuracy: what two seeds of these tasks differ by
 
@@ -32,14 +32,15 @@ def _judge(results: Results) -> Finding:
         parts.append(
             (
                 drop <= LOST,
-                f"{task}: an average every {rarely} steps ends at {words.percent(metric[rarely].median, 2)}, "
-                f"one a step at {words.percent(each, 2)}",
+                f"{task}: an average every {rarely} steps ends at "
+                f"{formatting.percent(metric[rarely].median, 2)}, "
+                f"one a step at {formatting.percent(each, 2)}",
             )
         )
         parts.append(
             (
                 end > LOST,
-                f"one average at the end gives {words.percent(metric['end'].median, 2)}"
+                f"one average at the end gives {formatting.percent(metric['end'].median, 2)}"
                 + ("" if end > LOST else ", which is no worse"),
             )
         )
@@ -65,9 +66,9 @@ def _row(task: str, every: int | str, records: list[RunRecord]) -> Row:
     return {
         "task": task,
         "an average every": every,
-        "accuracy": words.percent(_metric(records).median, 2),
+        "accuracy": formatting.percent(_metric(records).median, 2),
         "samples/s": round(summary([record.throughput for record in records]).median),
-        "sent by a worker": words.size(summary(sent).median),
+        "sent by a worker": formatting.size(summary(sent).median),
     }
 
 

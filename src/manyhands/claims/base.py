@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from manyhands.results import Results
+from manyhands.records.study_results import Results
 
 Row = dict[str, object]
 

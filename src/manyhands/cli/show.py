@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from manyhands import words
-from manyhands.clock import training_phases
-from manyhands.folder import RunFolder
-from manyhands.progress import outcome
-from manyhands.record import RunRecord, StepRecord
+from manyhands.callbacks.progress import outcome
+from manyhands.core import formatting
+from manyhands.records.phases import training_phases
+from manyhands.records.record import RunRecord, StepRecord
+from manyhands.records.run_folder import RunFolder
 
 EXAMPLES = """Examples:
 
@@ -34,7 +34,7 @@ def show(
     spec, record, steps = folder.spec(), folder.record(), folder.steps()
     if json:
         if record is not None:
-            print(words.json_printed(record.model_dump_json(indent=2)))
+            print(formatting.json_printed(record.model_dump_json(indent=2)))
         else:
             print(
                 json_format.dumps(
@@ -57,7 +57,7 @@ def show(
         *(_result(record) if record is not None else []),
     ]
     for line in lines:
-        print(words.line(line))
+        print(formatting.line(line))
 
 
 def _status(record: RunRecord | None, steps: list[StepRecord], run: Path) -> str:
@@ -75,15 +75,16 @@ def _status(record: RunRecord | None, steps: list[StepRecord], run: Path) -> str
 
 def _result(record: RunRecord) -> list[str]:
     name, here = record.metric_name, record.environment
-    best = words.score(record.best_metric, name)
-    cores = f"{words.plural(here.threads, 'thread')} of {words.plural(here.cores, 'core')}"
-    resumed = f"resumed {words.plural(record.resumed, 'time')}" if record.resumed else "never resumed"
+    best = formatting.score(record.best_metric, name)
+    cores = f"{formatting.plural(here.threads, 'thread')} of {formatting.plural(here.cores, 'core')}"
+    resumed = f"resumed {formatting.plural(record.resumed, 'time')}" if record.resumed else "never resumed"
     return [
-        f"result     {name} {words.score(record.metric, name)} (best {best}), {outcome(record)}",
-        f"speed      {words.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
-        f"{words.count(record.samples, record.unit)} in {words.duration(record.training_seconds)} training, "
-        f"{words.duration(record.seconds)} in all",
-        f"time       {words.where_the_time_went(training_phases(record.worker_phases))}",
+        f"result     {name} {formatting.score(record.metric, name)} (best {best}), {outcome(record)}",
+        f"speed      {formatting.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
+        f"{formatting.count(record.samples, record.unit)} in "
+        f"{formatting.duration(record.training_seconds)} training, "
+        f"{formatting.duration(record.seconds)} in all",
+        f"time       {formatting.where_the_time_went(training_phases(record.worker_phases))}",
         *_pace(record),
         *_noise(record),
         *_staleness(record),
@@ -101,8 +102,8 @@ def _pace(record: RunRecord) -> list[str]:
     pace = record.worker_pace
     if pace is None:
         return []
-    spread = f"{words.duration(pace.low)} to {words.duration(pace.high)}, eight of ten"
-    return [f"pace       a step takes {words.duration(pace.mean)} ({spread}), the first ones left out"]
+    spread = f"{formatting.duration(pace.low)} to {formatting.duration(pace.high)}, eight of ten"
+    return [f"pace       a step takes {formatting.duration(pace.mean)} ({spread}), the first ones left out"]
 
 
 def _noise(record: RunRecord) -> list[str]:
@@ -110,7 +111,7 @@ def _noise(record: RunRecord) -> list[str]:
     noise = record.noise
     if noise is None:
         return []
-    steps = words.plural(noise.steps, "step")
+    steps = formatting.plural(noise.steps, "step")
     if noise.scale is None:
         return [f"noise      {steps} say nothing about the noise of gradients: train for longer"]
     sizes = f"gradients of {noise.small:,.0f} beside {noise.big:,.0f} {record.unit}, {steps}"
@@ -121,14 +122,14 @@ def _memory(record: RunRecord) -> str:
     """`410 MB at the most`, and what each rank took to train where there are several."""
     if not record.peak_memory:
         return "not known on this system"
-    most = f"{words.size(record.peak_memory)} at the most"
+    most = f"{formatting.size(record.peak_memory)} at the most"
     if record.memory_of == "device":
-        most = f"{words.size(record.peak_memory)} of the GPU at the most"
+        most = f"{formatting.size(record.peak_memory)} of the GPU at the most"
         if record.host_memory is not None:
-            most += f", {words.size(record.host_memory)} of the host"
+            most += f", {formatting.size(record.host_memory)} of the host"
     if len(record.memory) < 2:
         return most
-    return f"{most}; training {', '.join(words.size(each) for each in record.memory)} by rank"
+    return f"{most}; training {', '.join(formatting.size(each) for each in record.memory)} by rank"
 
 
 def _workers(record: RunRecord) -> list[str]:
@@ -140,10 +141,11 @@ def _workers(record: RunRecord) -> list[str]:
         training = training_phases(record.phases_of(rank))
         total = sum(training.values()) or 1.0
         shares = ", ".join(
-            f"{name} {words.percent(training.get(name, 0.0) / total)}" for name in ("communication", "wait")
+            f"{name} {formatting.percent(training.get(name, 0.0) / total)}"
+            for name in ("communication", "wait")
         )
         traffic = record.traffic[rank].values() if record.traffic else ()
-        moved = words.size(sum(operation["bytes"] for operation in traffic))
+        moved = formatting.size(sum(operation["bytes"] for operation in traffic))
         host = f" on {record.hosts[rank]}" if len(set(record.hosts)) > 1 else ""
         role = "server" if rank < record.spec.servers else "worker"
         lines.append(f"{f'{role} {rank}':<10} {shares}, {moved} exchanged{_work(record, rank)}{host}")
@@ -155,8 +157,11 @@ def _work(record: RunRecord, rank: int) -> str:
     if not record.staleness or rank < record.spec.servers:
         return ""
     share = record.shares[rank]
-    dropped = f", {words.plural(share.dropped, 'piece')} came too late" if share.dropped else ""
-    return f", {words.count(share.samples, record.unit)} in {words.plural(share.steps, 'step')}{dropped}"
+    dropped = f", {formatting.plural(share.dropped, 'piece')} came too late" if share.dropped else ""
+    return (
+        f", {formatting.count(share.samples, record.unit)} in "
+        f"{formatting.plural(share.steps, 'step')}{dropped}"
+    )
 
 
 def _staleness(record: RunRecord) -> list[str]:
@@ -180,7 +185,7 @@ def _curves(steps: list[StepRecord], name: str) -> list[str]:
     odd = sum(not math.isfinite(loss) for loss in losses)
     lines = [
         f"loss       {losses[0]:.3g} {_blocks(_thin(losses, 50))} {losses[-1]:.3g}"
-        + (f" ({words.plural(odd, 'step')} without a finite loss)" if odd else "")
+        + (f" ({formatting.plural(odd, 'step')} without a finite loss)" if odd else "")
     ]
     evaluated = [step for step in steps if step.metric is not None]
     if len(evaluated) > 8:
@@ -189,7 +194,7 @@ def _curves(steps: list[StepRecord], name: str) -> list[str]:
     if evaluated:
         lines.append(
             f"{name:<10} "
-            + "  ".join(f"{words.score(step.metric, name)} @ {step.samples:,}" for step in evaluated)
+            + "  ".join(f"{formatting.score(step.metric, name)} @ {step.samples:,}" for step in evaluated)
         )
     return lines
 

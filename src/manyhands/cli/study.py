@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyhands import words
-from manyhands.errors import UsageError, shown
+from manyhands.core import formatting
+from manyhands.core.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from manyhands.results import Results
+    from manyhands.records.study_results import Results
 
 EXAMPLES = """Examples:
 
@@ -56,10 +56,10 @@ def study(
 
     A study that was stopped goes on where it was when the same command is given again.
     """
-    from manyhands.arrange import most_ranks
-    from manyhands.files import usable
-    from manyhands.study import file as files
+    from manyhands.core.atomic_files import usable
+    from manyhands.runs.defaults import most_ranks
     from manyhands.study import guarded, preview, view
+    from manyhands.study import study_file as files
     from manyhands.study.execute import execute
 
     if not 1 <= jobs <= most_ranks():
@@ -69,7 +69,7 @@ def study(
     if dry_run:
         found = preview.preview(plan, folder, jobs)
         lines = [json_format.dumps(preview.to_json(found), indent=2)] if json else preview.draw(found)
-        print(words.printed("\n".join(lines)))
+        print(formatting.printed("\n".join(lines)))
         return
     table = view.NoView() if quiet else guarded.Guarded(view.for_people())
     results = execute(plan, folder, table, jobs)
@@ -84,35 +84,37 @@ def study(
 
 
 def _say(text: str) -> None:
-    print(words.printed(text), file=sys.stderr, flush=True)
+    print(formatting.printed(text), file=sys.stderr, flush=True)
 
 
 def _print(results: Results) -> None:
     """The table, what is not in it and why, and the answer."""
     from manyhands.analysis.answer import answers
     from manyhands.claims import settle
-    from manyhands.study.sheet import cell_title
+    from manyhands.study.study_state import cell_title
     from manyhands.study.table import draw_all
 
     wide = shutil.get_terminal_size().columns
     for line in draw_all(results, wide if sys.stdout.isatty() else None):
-        print(words.line(line))
+        print(formatting.line(line))
     if results.excluded:
-        print(f"excluded: {words.plural(len(results.excluded), 'cell')}")
+        print(f"excluded: {formatting.plural(len(results.excluded), 'cell')}")
         for cell, reason in results.excluded[:SHOWN]:
-            print(words.printed(f"  {cell_title(cell)}: {reason}"))
+            print(formatting.printed(f"  {cell_title(cell)}: {reason}"))
         if len(results.excluded) > SHOWN:
             print(f"  and {len(results.excluded) - SHOWN} more")
     for reason, count in Counter(reason for _, reason in results.left).items():
-        print(words.printed(f"left: {words.plural(count, 'cell')}: {reason}"))
+        print(formatting.printed(f"left: {formatting.plural(count, 'cell')}: {reason}"))
     width = min(wide, 110) if sys.stdout.isatty() else 10_000
     for answer in answers(results):
-        text = words.line(f"answer: {answer.text}")
+        text = formatting.line(f"answer: {answer.text}")
         print(textwrap.fill(text, width, subsequent_indent=" " * 8))
     if (settled := settle(results)) is not None:
         claim, verdict = settled.text.split("\n")
-        print(textwrap.fill(words.line(f"claim: {claim}"), width, subsequent_indent=" " * 7))
-        print(textwrap.fill(words.line(verdict), width, initial_indent=" " * 7, subsequent_indent=" " * 7))
+        print(textwrap.fill(formatting.line(f"claim: {claim}"), width, subsequent_indent=" " * 7))
+        print(
+            textwrap.fill(formatting.line(verdict), width, initial_indent=" " * 7, subsequent_indent=" " * 7)
+        )
 
 
 def _report(results: Results, quiet: bool) -> None:
@@ -120,7 +122,7 @@ def _report(results: Results, quiet: bool) -> None:
 
     path = draw(results)
     if not quiet:
-        print(words.line(f"report: {path}"))
+        print(formatting.line(f"report: {path}"))
 
 
 def _json(results: Results) -> list[dict[str, Any]]:

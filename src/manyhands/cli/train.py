@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from manyhands import words
-from manyhands.errors import UsageError, cut, shown
+from manyhands.core import formatting
+from manyhands.core.errors import UsageError, cut, shown
 
 EXAMPLES = """Examples:
 
@@ -189,8 +189,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a task and leave a run folder with its record, model and checkpoints."""
-    from manyhands.arrange import leads
-    from manyhands.run import train as run
+    from manyhands.runs.defaults import leads
+    from manyhands.runs.train import train as run
 
     options, recipe_options, strategy_options = parse_set(set_ or [])
     short = {
@@ -254,7 +254,7 @@ def train(
         **settings,
     )
     if json and leads():
-        print(words.json_printed(record.model_dump_json(indent=2)))
+        print(formatting.json_printed(record.model_dump_json(indent=2)))
 
 
 def count_of(workers: str | None) -> int | str | None:

@@ -44,10 +44,10 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train a few steps with single and with a strategy and compare every tensor (exit code 1: differs)."""
-    from manyhands.arrange import arrange, leads
     from manyhands.cli.train import parse_set
-    from manyhands.spec import RunSpec
-    from manyhands.verify import verify as compare
+    from manyhands.records.spec import RunSpec
+    from manyhands.runs.defaults import arrange, leads
+    from manyhands.runs.verify import verify as compare
 
     options, recipe_options, strategy_options = parse_set(set_ or [])
     settings: dict[str, Any] = arrange(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from manyhands.core.errors import unknown
 from manyhands.data.mirror import Mirror
 from manyhands.data.packages import DebianPackage, NpmPackage
 from manyhands.data.source import Source
 from manyhands.data.unpack import debian_folder, gunzip, tar_folder, tar_members
-from manyhands.errors import unknown
 
 
 class Content(NamedTuple):
@@ -20,7 +20,7 @@ class Content(NamedTuple):
     size: int
 
 
-class Entry(NamedTuple):
+class DatasetEntry(NamedTuple):
     """One data set: what is kept of it, about how much has to be fetched, and from where."""
 
     name: str
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     sources: tuple[Source, ...]
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> DatasetEntry:
     """A data set by its name, or which names there are."""
     if name not in CATALOGUE:
         raise unknown("data set", name, CATALOGUE)
@@ -37,12 +37,12 @@ def entry(name: str) -> Entry:
 
 
 def _pictures_to_records(archive: Path, file: str, output: Path) -> None:
-    from manyhands.data.cifar import from_pictures  # numpy, which looking into a table does not need
+    from manyhands.data.cifar_records import from_pictures
 
     from_pictures(archive, file, output)
 
 
-MNIST = Entry(
+MNIST = DatasetEntry(
     name="mnist",
     megabytes=11,
     contents=(
@@ -74,7 +74,7 @@ MNIST = Entry(
     ),
 )
 
-FASHION_MNIST = Entry(
+FASHION_MNIST = DatasetEntry(
     name="fashion-mnist",
     megabytes=31,
     contents=(
@@ -107,7 +107,7 @@ FASHION_MNIST = Entry(
 
 _BATCHES = "cifar-10-batches-bin"
 
-CIFAR_10 = Entry(
+CIFAR_10 = DatasetEntry(
     name="cifar-10",
     megabytes=170,
     contents=(

@@ -12,13 +12,13 @@ from pathlib import Path
 import pooch
 from rich.console import Console
 
-from manyhands import locks
+from manyhands.core import file_locks
+from manyhands.core.errors import DataUnavailableError, StorageError
 from manyhands.data import catalogue
-from manyhands.data.catalogue import Content, Entry
+from manyhands.data.catalogue import Content, DatasetEntry
 from manyhands.data.mirror import Mirror
 from manyhands.data.source import SourceError, Unpack
 from manyhands.data.unpack import gunzip
-from manyhands.errors import DataUnavailableError, StorageError
 
 pooch.get_logger().setLevel(logging.WARNING)
 
@@ -35,7 +35,7 @@ def present(name: str) -> bool:
     return all(_has_size(folder, content) for content in catalogue.entry(name).contents)
 
 
-def fetch(entry: Entry) -> dict[str, Path]:
+def fetch(entry: DatasetEntry) -> dict[str, Path]:
     """The paths of a data set's content files, each checked, and fetched where it is missing or damaged."""
     folder = cache_folder() / entry.name
     try:
@@ -61,13 +61,13 @@ def _locked(name: str, folder: Path) -> Iterator[None]:
     """One process (or thread) a data set; the lock goes with its holder, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        if not locks.take(lock.fileno()):
+        if not file_locks.take(lock.fileno()):
             say(f"waiting for another process that is fetching {name} ...")
-            locks.take(lock.fileno(), wait=True)
+            file_locks.take(lock.fileno(), wait=True)
         yield
 
 
-def _complete(entry: Entry, folder: Path) -> None:
+def _complete(entry: DatasetEntry, folder: Path) -> None:
     missing = [content for content in entry.contents if not _intact(folder, content)]
     if not missing:
         return  # another process brought them while this one waited for the lock
@@ -81,7 +81,7 @@ def _complete(entry: Entry, folder: Path) -> None:
     shutil.rmtree(_incoming(folder), ignore_errors=True)
 
 
-def _damaged(entry: Entry, missing: list[Content], folder: Path) -> list[str]:
+def _damaged(entry: DatasetEntry, missing: list[Content], folder: Path) -> list[str]:
     """Files that are there but wrong: said at once, since someone may have put them there."""
     files = [content.file for content in missing if (folder / content.file).exists()]
     for file in files:
@@ -89,7 +89,9 @@ def _damaged(entry: Entry, missing: list[Content], folder: Path) -> list[str]:
     return [f"{file} in the cache: wrong checksum" for file in files]
 
 
-def _place_by_hand(entry: Entry, missing: list[Content], folder: Path, failures: list[str]) -> list[Content]:
+def _place_by_hand(
+    entry: DatasetEntry, missing: list[Content], folder: Path, failures: list[str]
+) -> list[Content]:
     """Use what a person put into the folder; returns what is still missing."""
     still = []
     for content in missing:
@@ -107,7 +109,7 @@ def _place_by_hand(entry: Entry, missing: list[Content], folder: Path, failures:
 
 
 def _place_from_sources(
-    entry: Entry, missing: list[Content], folder: Path, failures: list[str]
+    entry: DatasetEntry, missing: list[Content], folder: Path, failures: list[str]
 ) -> list[Content]:
     """Ask each source for what is still missing; the first failure of a source ends its turn."""
     remaining = list(missing)
@@ -146,7 +148,7 @@ def _place(content: Content, archive: Path, unpack: Unpack, folder: Path) -> Non
         raise SourceError("wrong checksum") from error
 
 
-def _sentence(entry: Entry, missing: list[Content], folder: Path, failures: list[str]) -> str:
+def _sentence(entry: DatasetEntry, missing: list[Content], folder: Path, failures: list[str]) -> str:
     absent = [
         content.file
         for content in missing
@@ -159,7 +161,7 @@ def _sentence(entry: Entry, missing: list[Content], folder: Path, failures: list
     return f"cannot get {entry.name}: {'; '.join([*failures, by_hand])}"
 
 
-def _hand_names(entry: Entry, file: str) -> dict[str, Unpack]:
+def _hand_names(entry: DatasetEntry, file: str) -> dict[str, Unpack]:
     """What a person may put into the folder instead of a content file: a mirror's archive, or gzip's."""
     mirrors = [source for source in entry.sources if isinstance(source, Mirror)]
     return {mirror.archive_name(file): mirror.unpack for mirror in mirrors} | {f"{file}.gz": gunzip}

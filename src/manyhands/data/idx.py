@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manyhands.errors import DataUnavailableError
+from manyhands.core.errors import DataUnavailableError
 
 TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype(np.uint8),

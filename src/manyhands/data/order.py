@@ -111,7 +111,7 @@ def in_order(n: int, batch: int) -> Iterator[Request]:
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """One worker's part of every global batch, in micro-batches: `batch = workers x share x accumulated`."""
 
     rank: int = 0

@@ -15,10 +15,10 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
-from manyhands.data.folders import Listed
+from manyhands.core.atomic_files import write_atomically
+from manyhands.core.errors import StorageError
+from manyhands.data.image_files import Listed
 from manyhands.data.transforms import colours
-from manyhands.errors import StorageError
-from manyhands.files import write_atomically
 
 # what Pillow raises for files that are damaged, empty, of another kind or dangerously large
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manyhands.data import catalogue, cifar, download, idx
+from manyhands.data import catalogue, cifar_records, download, idx
 from manyhands.data.arrays import ArrayData
 
 
@@ -37,7 +37,7 @@ def _idx_splits(paths: dict[str, Path]) -> Splits:
 
 def _cifar_splits(paths: dict[str, Path]) -> Splits:
     def split(part: str) -> ArrayData:
-        return _tensors(*cifar.read(paths[f"cifar-10-{part}.bin"]))
+        return _tensors(*cifar_records.read(paths[f"cifar-10-{part}.bin"]))
 
     return Splits(split("train"), split("test"))
 

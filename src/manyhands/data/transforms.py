@@ -15,7 +15,7 @@ from manyhands.data.order import key
 
 
 @dataclass(frozen=True)
-class View:
+class CropView:
     """What is shown of an image: a box in its own pixels, drawn `width` x `height`, perhaps mirrored.
 
     The box is kept in the pixels of the file, so nothing is decoded to find it, and a JPEG can be decoded
@@ -32,12 +32,12 @@ class View:
     upside_down: bool = False
 
     @classmethod
-    def whole(cls, width: int, height: int) -> View:
+    def whole(cls, width: int, height: int) -> CropView:
         """All of an image as it is."""
         return cls(0.0, 0.0, width, height, width, height)
 
 
-Step = Callable[[View, np.random.Generator], View]
+Step = Callable[[CropView, np.random.Generator], CropView]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RandomResizedCrop:
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
-    def __call__(self, view: View, random: np.random.Generator) -> View:
+    def __call__(self, view: CropView, random: np.random.Generator) -> CropView:
         """Draw a shape until it fits; an image so narrow that ten did not fit gets its middle."""
         width, height = view.right - view.left, view.bottom - view.top
         for _ in range(10):
@@ -71,7 +71,7 @@ class RandomFlip:
     horizontal: bool = True
     vertical: bool = False
 
-    def __call__(self, view: View, random: np.random.Generator) -> View:
+    def __call__(self, view: CropView, random: np.random.Generator) -> CropView:
         """Toss a coin a direction; both are always tossed, so what follows does not depend on the options."""
         across, down = random.random(2) < 0.5
         return replace(
@@ -87,7 +87,7 @@ class Resize:
 
     size: int
 
-    def __call__(self, view: View, random: np.random.Generator) -> View:
+    def __call__(self, view: CropView, random: np.random.Generator) -> CropView:
         """Scale both sides alike."""
         scale = self.size / min(view.width, view.height)
         return replace(view, width=round(view.width * scale), height=round(view.height * scale))
@@ -99,7 +99,7 @@ class CentreCrop:
 
     size: int
 
-    def __call__(self, view: View, random: np.random.Generator) -> View:
+    def __call__(self, view: CropView, random: np.random.Generator) -> CropView:
         """Cut the same share off both ends."""
         if min(view.width, view.height) < self.size:
             view = Resize(self.size)(view, random)
@@ -116,9 +116,9 @@ class Transform:
 
     steps: tuple[Step, ...] = ()
 
-    def view(self, width: int, height: int, random: np.random.Generator) -> View:
+    def view(self, width: int, height: int, random: np.random.Generator) -> CropView:
         """Where to look in an image of this size."""
-        view = View.whole(width, height)
+        view = CropView.whole(width, height)
         for step in self.steps:
             view = step(view, random)
         return view
@@ -138,7 +138,7 @@ def generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(seed, epoch, sample)))
 
 
-def show(image: Image.Image, view: View) -> Tensor:
+def show(image: Image.Image, view: CropView) -> Tensor:
     """The pixels of a view, resampled once."""
     full_width, full_height = image.size
     # a JPEG can be decoded at 1/2, 1/4 or 1/8; draft() picks the coarsest that is not below what is asked
@@ -173,7 +173,7 @@ def colours(image: Image.Image) -> Image.Image:
     return image
 
 
-def _box(view: View, left: float, top: float, wide: float, high: float, size: int) -> View:
+def _box(view: CropView, left: float, top: float, wide: float, high: float, size: int) -> CropView:
     return replace(view, left=left, top=top, right=left + wide, bottom=top + high, width=size, height=size)
 
 

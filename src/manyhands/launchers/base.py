@@ -1,6 +1,6 @@
 """The interface of a launcher: run one function as a gang of workers, or many functions as trials.
 
-`Launcher` is what others see of it, `Crew` what it tells whoever looks after a gang of its processes.
+`Launcher` is what others see of it, `WorkerProcesses` what it tells who supervises a group of them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from manyhands.launchers.verdict import Ending, Known
-from manyhands.place import ignore
+from manyhands.core.rank_info import ignore
+from manyhands.launchers.supervision.diagnosis import Ending, WorkerState
 
 
 @dataclass(frozen=True)
-class Care:
+class Supervision:
     """How a gang is looked after while it works."""
 
     hear: Callable[[Any], None] = ignore  # what workers `tell`, in the order they told it
@@ -29,7 +29,7 @@ class Care:
     lost: Callable[[int, str], None] = ignore  # a rank that was lost, and the sentence about it
 
 
-PLAIN = Care()
+PLAIN = Supervision()
 
 
 class Launcher(Protocol):
@@ -49,7 +49,7 @@ class Launcher(Protocol):
         """Begin with what takes long and will be needed, if anything; returns at once."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
     ) -> list[Any]:
         """Run the function once a worker and return what each of them returned, by rank.
 
@@ -60,7 +60,7 @@ class Launcher(Protocol):
         """Run independent calls, `workers` at a time."""
 
 
-class Crew(Protocol):
+class WorkerProcesses(Protocol):
     """What a launcher knows of the processes it started, or did not start."""
 
     certain: bool  # whether it tells how each process ended; otherwise a closed line is all there is
@@ -91,5 +91,5 @@ class Crew(Protocol):
     def kill_all(self) -> None:
         """End all of them now and take them back; whatever state this crew is in."""
 
-    def known(self, rank: int) -> Known:
+    def known(self, rank: int) -> WorkerState:
         """Rank, host, process and log of a worker."""

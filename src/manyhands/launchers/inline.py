@@ -6,15 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar, final
 
-from manyhands.errors import UsageError
-from manyhands.launchers.base import PLAIN, Care
-from manyhands.place import Alone, Place
+from manyhands.core.errors import UsageError
+from manyhands.core.rank_info import NullChannel, RankInfo
+from manyhands.launchers.base import PLAIN, Supervision
 
 T = TypeVar("T")
 
 
 @final
-class Inline:
+class InlineLauncher:
     """Calls the function, here and now."""
 
     leads = True
@@ -23,7 +23,7 @@ class Inline:
         """Nothing takes long."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
     ) -> list[Any]:
         """Run the one worker and return its result in a list; what it tells is heard at once.
 
@@ -31,7 +31,7 @@ class Inline:
         """
         if workers != 1:
             raise UsageError(f"the inline launcher runs 1 worker, not {workers}")
-        return [function(Place(line=Alone(care.hear)), *arguments)]
+        return [function(RankInfo(line=NullChannel(care.hear)), *arguments)]
 
     def executor(self, workers: int) -> Executor:
         """An executor whose calls are done when `submit` returns."""

@@ -7,20 +7,20 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, final
 
-from manyhands.launchers import starting
-from manyhands.launchers.base import PLAIN, Care
-from manyhands.launchers.calls import check_workers
-from manyhands.launchers.crew import LocalCrew, nursery
-from manyhands.launchers.hub import Hub
-from manyhands.launchers.pool import Pool
+from manyhands.launchers.base import PLAIN, Supervision
+from manyhands.launchers.control.remote_calls import check_workers
+from manyhands.launchers.control.server import ControlServer
+from manyhands.launchers.processes.executor import WorkerExecutor
+from manyhands.launchers.processes.local_processes import LocalProcesses, fork_server
+from manyhands.launchers.supervision import launch
 
 # By name: a launcher knows nothing of what is computed. The first optimiser that a process makes imports the
 # second one, which takes as long as torch itself: once here instead of in every worker.
-PRELOAD = ("manyhands.worker", "torch._dynamo")
+PRELOAD = ("manyhands.engine.session", "torch._dynamo")
 
 
 @final
-class Local:
+class LocalLauncher:
     """A process a worker; they end when this process does, however it ends."""
 
     leads = True
@@ -32,19 +32,19 @@ class Local:
 
     def warm_up(self) -> None:
         """Begin to import what workers need, in a process of its own, without waiting for it."""
-        nursery(self._preload)
+        fork_server(self._preload)
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
     ) -> list[Any]:
         """Run the function once a worker and return what each of them returned, by rank."""
 
-        def crew(hub: Hub, logs: Path | None) -> LocalCrew:
-            return LocalCrew(hub, self._preload, self._hosts, logs)
+        def crew(hub: ControlServer, logs: Path | None) -> LocalProcesses:
+            return LocalProcesses(hub, self._preload, self._hosts, logs)
 
-        return starting.launch("local", crew, function, workers, arguments, care)
+        return launch.launch("local", crew, function, workers, arguments, care)
 
     def executor(self, workers: int) -> Executor:
         """A process a call at a time, used again for later ones; a call that crashes fails alone."""
         check_workers("local", workers)
-        return Pool(workers, lambda hub: LocalCrew(hub, self._preload, self._hosts))
+        return WorkerExecutor(workers, lambda hub: LocalProcesses(hub, self._preload, self._hosts))

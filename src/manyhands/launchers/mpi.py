@@ -23,23 +23,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from manyhands.addresses import is_loopback, source
-from manyhands.errors import UsageError, WorkerFailedError
-from manyhands.launchers import starting
-from manyhands.launchers.base import PLAIN, Care
-from manyhands.launchers.calls import check_workers
-from manyhands.launchers.crew import is_stopped
-from manyhands.launchers.hub import Hub, new_key
-from manyhands.launchers.pool import Pool
-from manyhands.launchers.rank import VARIABLE, log_of
-from manyhands.launchers.verdict import Ending, Known
+from manyhands.core.addresses import is_loopback, source
+from manyhands.core.errors import UsageError, WorkerFailedError
+from manyhands.launchers.base import PLAIN, Supervision
+from manyhands.launchers.control.remote_calls import check_workers
+from manyhands.launchers.control.server import ControlServer, new_key
+from manyhands.launchers.processes.executor import WorkerExecutor
+from manyhands.launchers.processes.local_processes import is_stopped
+from manyhands.launchers.processes.worker_main import VARIABLE, log_of
+from manyhands.launchers.supervision import launch
+from manyhands.launchers.supervision.diagnosis import Ending, WorkerState
 
 HOSTS = "MANYHANDS_HOSTS"
 TERM = 5.0  # seconds mpirun has to end its ranks and clean up after them before it is killed
 
 
 @final
-class Mpi:
+class MpiLauncher:
     """A rank of mpirun a worker."""
 
     leads = True
@@ -52,19 +52,19 @@ class Mpi:
         """Every rank imports for itself."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Care = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
     ) -> list[Any]:
         """Run the function once a rank and return what each of them returned, by rank."""
 
-        def crew(hub: Hub, logs: Path | None) -> MpiCrew:
-            return MpiCrew(self._mpirun, hub, logs, continuous=bool(care.spare))
+        def crew(hub: ControlServer, logs: Path | None) -> MpiProcesses:
+            return MpiProcesses(self._mpirun, hub, logs, continuous=bool(care.spare))
 
-        return starting.launch("mpi", crew, function, workers, arguments, care)
+        return launch.launch("mpi", crew, function, workers, arguments, care)
 
     def executor(self, workers: int) -> Executor:
         """The ranks of one mpirun, which goes on when one of them crashes."""
         check_workers("mpi", workers)
-        return Pool(workers, lambda hub: MpiCrew(self._mpirun, hub, None, continuous=True))
+        return WorkerExecutor(workers, lambda hub: MpiProcesses(self._mpirun, hub, None, continuous=True))
 
 
 def find_mpirun() -> str:
@@ -91,7 +91,7 @@ def door(hosts: str) -> str | None:
 
 
 @final
-class MpiCrew:
+class MpiProcesses:
     """One mpirun for a gang; for a pool, one more for each worker that was lost."""
 
     certain = False  # mpirun tells of the first death, and only when it has ended itself
@@ -99,7 +99,7 @@ class MpiCrew:
     together = True
     replaces = True
 
-    def __init__(self, mpirun: str, hub: Hub, logs: Path | None, continuous: bool = False) -> None:
+    def __init__(self, mpirun: str, hub: ControlServer, logs: Path | None, continuous: bool = False) -> None:
         """`continuous`: mpirun, and with it the others, goes on when one of them dies."""
         self._mpirun, self._hub, self._logs, self.severs = mpirun, hub, logs, continuous
         self._key = new_key()
@@ -135,7 +135,7 @@ class MpiCrew:
         command += ["--continuous"] if self.severs else []
         for variable in (VARIABLE, "PYTHONPATH"):  # by name only: anyone can read a command line
             command += ["-x", variable]
-        command += [sys.executable, "-P", "-m", "manyhands.launchers.rank"]
+        command += [sys.executable, "-P", "-m", "manyhands.launchers.processes.worker_main"]
         environ = {
             **self._defaults,
             **os.environ,
@@ -190,9 +190,9 @@ class MpiCrew:
         for process in self._processes:
             process.end(max(0.1, until - time.monotonic()))
 
-    def known(self, rank: int) -> Known:
+    def known(self, rank: int) -> WorkerState:
         """What is known before it says hello."""
-        return Known(rank, log=log_of(self._logs, rank))
+        return WorkerState(rank, log=log_of(self._logs, rank))
 
     def close(self) -> None:
         """Nobody else may come."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from manyhands.axes import Member
+from manyhands.core.registry import Entry
 
-RECIPES: dict[str, Member] = {
-    "constant": Member("manyhands.recipes.members:constant", "the rate as given, whatever the batch"),
-    "large-batch": Member(
+RECIPES: dict[str, Entry] = {
+    "constant": Entry("manyhands.recipes.members:constant", "the rate as given, whatever the batch"),
+    "large-batch": Entry(
         "manyhands.recipes.members:large_batch", "linear scaling, gradual warm-up, decay (Goyal et al. 2017)"
     ),
-    "lars": Member("manyhands.recipes.members:lars", "momentum with a rate for each layer (You et al. 2017)"),
-    "lamb": Member("manyhands.recipes.members:lamb", "Adam with a rate for each layer (You et al. 2019)"),
+    "lars": Entry("manyhands.recipes.members:lars", "momentum with a rate for each layer (You et al. 2017)"),
+    "lamb": Entry("manyhands.recipes.members:lamb", "Adam with a rate for each layer (You et al. 2019)"),
 }

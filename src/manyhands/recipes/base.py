@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from manyhands.errors import UsageError, shown, unknown
-from manyhands.recipes.schedule import Decay, Schedule
+from manyhands.core.errors import UsageError, shown, unknown
+from manyhands.recipes.lr_schedule import Decay, Schedule
 
 OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
 Scaling = Literal["linear", "sqrt", "none"]

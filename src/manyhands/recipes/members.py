@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from manyhands.recipes.base import Recipe, Scaling
-from manyhands.recipes.schedule import Decay
+from manyhands.recipes.lr_schedule import Decay
 
 Plain = Literal["sgd", "adam", "adamw"]
 

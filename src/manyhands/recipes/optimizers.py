@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.layerwise import Lamb, Lars, Norms, local_norms
 

@@ -10,7 +10,7 @@ from manyhands.analysis import (
     asynchrony,
     breakdown,
     fine_line,
-    generalisation,
+    generalization,
     groups,
     noise_scale,
     regimes,
@@ -19,9 +19,9 @@ from manyhands.analysis import (
 )
 from manyhands.analysis.rows import rows as flat_rows
 from manyhands.analysis.verdicts import Verdict, study_verdicts
-from manyhands.record import RunRecord
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Results
 from manyhands.report import palette
-from manyhands.results import Results
 
 
 class Findings:
@@ -83,8 +83,8 @@ class Findings:
         return asynchrony.asynchronous(self.records)
 
     @cached_property
-    def generalisation(self) -> list[generalisation.Generalisation]:
-        return generalisation.generalisation(self.records)
+    def generalization(self) -> list[generalization.Generalization]:
+        return generalization.generalization(self.records)
 
     @cached_property
     def breakdowns(self) -> list[breakdown.Breakdown]:

@@ -7,11 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyhands import words
-from manyhands.errors import UsageError, unknown
-from manyhands.folder import RunFolder
-from manyhands.record import RunRecord
-from manyhands.results import Results, StudyFolder
+from manyhands.core import formatting
+from manyhands.core.errors import UsageError, unknown
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.study_results import Results, StudyFolder
 
 if TYPE_CHECKING:
     import altair as alt
@@ -107,7 +107,7 @@ class StudyResults:
         return draw(self.results, Path(out) if out is not None else None)
 
     def __repr__(self) -> str:
-        return f"StudyResults({self.results.name!r}, {words.plural(len(self.records), 'run')})"
+        return f"StudyResults({self.results.name!r}, {formatting.plural(len(self.records), 'run')})"
 
     def _repr_html_(self) -> str:
         """The answer, what else there is, and each strategy at its best."""
@@ -115,7 +115,7 @@ class StudyResults:
             f"<p style='font-size:1.1em;margin:.3em 0'>{escape(text)}</p>" for text in self.answers
         )
         sides = [
-            words.plural(len(self.records), "run"),
+            formatting.plural(len(self.records), "run"),
             *(
                 f"{len(cells)} {name}"
                 for name in ("failed", "excluded", "left")

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import vl_convert
 
 from manyhands.claims import settle
-from manyhands.environment import version
-from manyhands.errors import UsageError
-from manyhands.files import cannot_write, write_atomically
+from manyhands.core.atomic_files import cannot_write, write_atomically
+from manyhands.core.environment import version
+from manyhands.core.errors import UsageError
+from manyhands.records.study_results import Results
 from manyhands.report import palette, pictures, sections
 from manyhands.report.charts import CHARTS, OPENING
 from manyhands.report.figure import Chart, Figure, Panel
 from manyhands.report.findings import Findings
-from manyhands.results import Results
 
 _VEGA = "/* vega */"  # stands for it until it is there
 

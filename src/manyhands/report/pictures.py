@@ -7,8 +7,8 @@ from typing import Any
 
 import vl_convert
 
-from manyhands.errors import ManyhandsError
-from manyhands.files import write_atomically
+from manyhands.core.atomic_files import write_atomically
+from manyhands.core.errors import ManyhandsError
 from manyhands.report.figure import Figure, arranged
 
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from manyhands.record import RunRecord
-from manyhands.results import Results
-from manyhands.spec import RunSpec
+from manyhands.records.record import RunRecord
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Results
 
 _FLAGS = (
     "strategy",

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from manyhands import words
 from manyhands.analysis.answer import Answer
-from manyhands.analysis.stats import NOISY
 from manyhands.claims import Settled
+from manyhands.core import formatting
+from manyhands.core.statistics import NOISY
+from manyhands.records.study_results import Without
 from manyhands.report import palette, repeat
 from manyhands.report.figure import Chart, Figure
 from manyhands.report.findings import Findings
-from manyhands.results import Without
 
 MOST_REASONS, MOST_NAMES, MOST_VERDICTS, MOST_POINTS = 40, 12, 10, 9
 
@@ -60,15 +60,15 @@ def facts(findings: Findings) -> str:
     records = findings.records
     here = records[0].environment
     hosts = {record.environment.host for record in records}
-    where = f"{here.cores} cores of {here.cpu}" if len(hosts) == 1 else words.plural(len(hosts), "host")
+    where = f"{here.cores} cores of {here.cpu}" if len(hosts) == 1 else formatting.plural(len(hosts), "host")
     began = min(record.environment.started for record in records)[:16].replace("T", " ")
     took = sum(record.seconds for record in records if record.timed)
     parts = [
-        words.plural(len(records), "run"),
-        words.plural(len({record.spec.task for record in records}), "task"),
-        words.plural(len(findings.variants), "strategy", "strategies"),
+        formatting.plural(len(records), "run"),
+        formatting.plural(len({record.spec.task for record in records}), "task"),
+        formatting.plural(len(findings.variants), "strategy", "strategies"),
         where,
-        f"{words.duration(took)} of timed runs" if took else "nothing was timed",
+        f"{formatting.duration(took)} of timed runs" if took else "nothing was timed",
         f"begun {began}",
     ]
     return text(" · ".join(parts))
@@ -222,7 +222,7 @@ def _lost(share: float) -> str:
         return '<span class="lost">remark</span>'
     width = max(2, min(100, round(100 * share)))
     meter = f'<span class="meter"><i style="width:{width}%"></i></span>'
-    return f'<span class="lost"><b>{words.percent(share)}</b>{meter}</span>'
+    return f'<span class="lost"><b>{formatting.percent(share)}</b>{meter}</span>'
 
 
 def runs(findings: Findings, show: Shown) -> str:
@@ -242,7 +242,7 @@ def missing(findings: Findings) -> str:
     """What failed, was excluded, left, repeated or noisy, and why."""
     results = findings.results
     noisy = [
-        f"{record.run.rpartition('/')[2]}: the machine was {words.percent(record.machine_noise)} slower "
+        f"{record.run.rpartition('/')[2]}: the machine was {formatting.percent(record.machine_noise)} slower "
         "than at its best"
         for record in results.records
         if record.machine_noise is not None and record.machine_noise > NOISY and record.timed
@@ -271,7 +271,7 @@ def missing(findings: Findings) -> str:
 def _why(each: Without) -> str:
     spec = each.cell.spec
     batch = f", batch {spec.batch:,}" if spec.batch else ""
-    return f"{spec.task}, {spec.strategy}, {words.plural(spec.workers, 'worker')}{batch}: {each.reason}"
+    return f"{spec.task}, {spec.strategy}, {formatting.plural(spec.workers, 'worker')}{batch}: {each.reason}"
 
 
 def _reasons(heading: str, found: list[str]) -> str:

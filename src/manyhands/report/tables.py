@@ -6,7 +6,7 @@ from collections.abc import Callable
 from html import escape
 from typing import NamedTuple
 
-from manyhands import words
+from manyhands.core import formatting
 from manyhands.report.findings import Findings
 
 MOST = 1_000
@@ -46,7 +46,7 @@ def _text(name: str) -> Callable[[Row], str]:
 
 def _score(row: Row) -> str:
     value = row.get("metric")
-    return words.score(
+    return formatting.score(
         value if isinstance(value, float) else None, str(row.get("metric_name") or "accuracy")
     ).replace("-", "–")
 

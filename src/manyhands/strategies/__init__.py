@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from manyhands.axes import Member
+from manyhands.core.registry import Entry
 
 
 @dataclass(frozen=True)
-class Strategy(Member):
+class Strategy(Entry):
     """A row of this axis, with what must be known of a strategy before torch is imported."""
 
     options: str = "manyhands.strategies.options:none"  # the function that checks its options
@@ -19,38 +19,38 @@ STRATEGIES: dict[str, Strategy] = {
         "manyhands.strategies.single:Single", "one worker does everything: what the others are judged by"
     ),
     "allreduce": Strategy(
-        "manyhands.strategies.allreduce:allreduce",
+        "manyhands.strategies.data_parallel.allreduce:allreduce",
         "synchronous data parallelism: every worker a share of each batch, gradients summed",
     ),
     "average": Strategy(
-        "manyhands.strategies.average:Average",
+        "manyhands.strategies.local_sgd.average:Average",
         "local SGD: every worker trains a copy, the copies are averaged every so many steps",
         "manyhands.strategies.options:average",
     ),
     "server": Strategy(
-        "manyhands.strategies.server:server",
+        "manyhands.strategies.asynchronous.server:server",
         "parameter server: workers push gradients and pull parameters, each at its own pace",
         "manyhands.strategies.options:server",
         free=True,
     ),
     "hogwild": Strategy(
-        "manyhands.strategies.hogwild:Hogwild",
+        "manyhands.strategies.asynchronous.hogwild:Hogwild",
         "all workers read and write the same parameters in memory, without locks",
         free=True,
         momentum=False,
     ),
     "layers": Strategy(
-        "manyhands.strategies.pipeline:pipeline",
+        "manyhands.strategies.pipeline.worker:pipeline",
         "consecutive layers on successive workers, one batch at a time: why pipelines exist",
         "manyhands.strategies.options:layers",
     ),
     "pipeline": Strategy(
-        "manyhands.strategies.pipeline:pipeline",
+        "manyhands.strategies.pipeline.worker:pipeline",
         "micro-batches follow each other through stages of the model; replicas of it share the batch",
         "manyhands.strategies.options:pipeline",
     ),
     "sharded": Strategy(
-        "manyhands.strategies.sharded:sharded",
+        "manyhands.strategies.sharded.worker:sharded",
         "parameters, gradients and optimiser in shards, gathered layer by layer (FSDP)",
     ),
 }

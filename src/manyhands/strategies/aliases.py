@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 
 _TORCHS = frozenset(vars(nn.Module()))  # attributes that every module has
 

@@ -3,7 +3,7 @@
 A strategy never looks at a clock (law 7). It computes through `Compute`, exchanges through a transport and
 updates through an optimiser; whoever wants to know what these cost wraps them from outside:
 
-    forward, backward, clip, update  ->  Compute     (wrapped by `Timed`)
+    forward, backward, clip, update  ->  Compute     (wrapped by `TimedCompute`)
     communication, wait              ->  Transport   (wrapped by the transports' wrappers)
     data                             ->  the micro-batches handed to `step` (timed while they are drawn)
 """
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from manyhands.clock import Clock
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
-from manyhands.strategies.free import Work
+from manyhands.strategies.asynchronous.base import Work
 from manyhands.transports.base import Transport
 
 Norm = Callable[[list[Tensor]], Tensor]
@@ -94,38 +93,6 @@ class Compute:
             optimizer.zero_grad()
 
 
-class Timed(Compute):
-    """A compute whose phases are charged to a clock."""
-
-    def __init__(self, inner: Compute, clock: Clock) -> None:
-        self._inner, self._clock = inner, clock
-
-    def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
-        """Timed as forward."""
-        with self._clock.phase("forward"):
-            return self._inner.forward(model, batch, weight)
-
-    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """Timed as forward."""
-        with self._clock.phase("forward"):
-            return self._inner.through(module, inputs)
-
-    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """Timed as backward."""
-        with self._clock.phase("backward"):
-            self._inner.backward(outputs, gradient)
-
-    def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
-        """Timed as optimiser."""
-        with self._clock.phase("optimiser"):
-            self._inner.clip(parameters, bound, norm)
-
-    def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
-        """Timed as optimiser."""
-        with self._clock.phase("optimiser"):
-            self._inner.update(optimizer, forget=forget)
-
-
 @dataclass(frozen=True)
 class Setup:
     """What a strategy is given to make a worker: the model is on its device, the same at every rank."""
@@ -173,7 +140,7 @@ class Worker(Protocol):
         """Continue from a state; all of them do, with the same."""
 
 
-class Agreed:
+class Replicated:
     """For workers whose models are the same after every step: what is whole always is."""
 
     def whole(self) -> AbstractContextManager[None]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from manyhands import axes
-from manyhands.errors import UsageError, shown, unknown
+from manyhands.core import registry
+from manyhands.core.errors import UsageError, shown, unknown
 from manyhands.strategies import STRATEGIES
 
 Outer = Literal["mean", "nesterov", "elastic"]
@@ -169,7 +169,7 @@ def parse(strategy: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"strategy {strategy} has no option {shown(name)}: it is {' and '.join(others)}'s"
             )
-    parsed = axes.parse(f"strategy {strategy}", _builder(strategy), given)
+    parsed = registry.parse(f"strategy {strategy}", _builder(strategy), given)
     every = parsed.get("every")
     if isinstance(every, str) and re.fullmatch("-?[0-9]{1,18}", every):  # a number of steps, or a word
         parsed["every"] = int(every)
@@ -182,15 +182,15 @@ def build(strategy: str, given: Mapping[str, Any]) -> Options:
     return made
 
 
-def known(strategy: str) -> dict[str, axes.Option]:
+def known(strategy: str) -> dict[str, registry.Option]:
     """The options of a strategy by name."""
-    return axes.options(_builder(strategy))
+    return registry.options(_builder(strategy))
 
 
-def _builder(strategy: str) -> axes.Builder:
+def _builder(strategy: str) -> registry.Builder:
     if strategy not in STRATEGIES:
         raise unknown("strategy", strategy, STRATEGIES)
-    builder: axes.Builder = axes.load(STRATEGIES[strategy].options)
+    builder: registry.Builder = registry.load(STRATEGIES[strategy].options)
     return builder
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
-from manyhands.strategies.base import Agreed, Outcome, Setup, Votes
-from manyhands.strategies.sparse import sparse_parameters, total_norm
+from manyhands.strategies.base import Outcome, Replicated, Setup, Votes
+from manyhands.strategies.sparse_gradients import sparse_parameters, total_norm
 
 
 @final
-class Single(Agreed):
+class Single(Replicated):
     """Forward and backward a micro-batch at a time, then one update."""
 
     def __init__(self, setup: Setup) -> None:

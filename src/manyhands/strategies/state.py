@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands.errors import CheckpointError
+from manyhands.core.errors import CheckpointError
 
 _COUNTERS = ("step",)  # one number a parameter, the same at every worker; the rest has the parameter's shape
 Whole = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]

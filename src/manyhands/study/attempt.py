@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from manyhands.errors import DivergedError, ManyhandsError, UsageError
-from manyhands.folder import RunFolder
-from manyhands.progress import Silent
-from manyhands.record import Observer, RunRecord
-from manyhands.run import run
-from manyhands.spec import RunSpec
+from manyhands.callbacks.base import Callback
+from manyhands.core.errors import DivergedError, ManyhandsError, UsageError
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+from manyhands.runs.train import run
 
 SETTLED = ("finished", "target", "diverged")  # a run that diverged is a result: it would diverge again
 
@@ -21,7 +21,7 @@ class CannotWorkError(UsageError):
 
 def ruled_out(spec: RunSpec) -> str | None:
     """Why its task's data or model rule a spec out; the task that this builds is kept for the run."""
-    from manyhands.resolve import resolve
+    from manyhands.runs.resolve import resolve
 
     try:
         resolve(spec)
@@ -38,9 +38,9 @@ def is_settled(path: Path) -> bool:
     return record is not None and record.status in SETTLED
 
 
-def attempt(spec: RunSpec, path: Path, observer: Observer) -> RunRecord:
+def attempt(spec: RunSpec, path: Path, observer: Callback) -> RunRecord:
     """Run a spec in this folder, or go on there with what a study that was stopped has left."""
-    from manyhands.resolve import resolve
+    from manyhands.runs.resolve import resolve
 
     try:
         resolved = resolve(spec)
@@ -82,7 +82,7 @@ def apart(spec: RunSpec) -> RunSpec:
 
 def attempt_quietly(spec: RunSpec, path: Path) -> RunRecord:
     """The same in a process of a pool, which is its own already."""
-    return attempt(spec, path, Silent())
+    return attempt(spec, path, Callback())
 
 
 def tidy(path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from manyhands import environment
+from manyhands.core import environment
 
 ROUNDS = 7
 REST = 0.02  # seconds between rounds: a machine's hiccups last longer than one of them

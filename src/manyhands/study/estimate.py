@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from manyhands import environment
-from manyhands.errors import ManyhandsError
-from manyhands.folder import RunFolder
-from manyhands.record import RunRecord
-from manyhands.results import Cell
-from manyhands.spec import RunSpec
+from manyhands.core import environment
+from manyhands.core.errors import ManyhandsError
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Cell
 
 START = {"inline": 0.3, "local": 1.5}  # seconds until the first step: data, model, processes
 CELL = 0.2  # a calibration, the journal
@@ -25,7 +25,7 @@ _MOST = 300  # records that are read
 _DATA = {"mnist": "mnist", "fashion": "fashion-mnist", "cifar": "cifar-10"}
 
 
-class Known(NamedTuple):
+class EarlierRuns(NamedTuple):
     """How fast something alike was."""
 
     spec: RunSpec
@@ -37,7 +37,7 @@ class Known(NamedTuple):
     probed: bool = False
 
 
-class Estimate(NamedTuple):
+class CellEstimate(NamedTuple):
     """Seconds, of those cells for which something is known, and what they rest on."""
 
     seconds: float
@@ -69,14 +69,14 @@ def _record(folder: Path) -> RunRecord | None:
     return record if record and record.status in ("finished", "target") and record.throughput > 0 else None
 
 
-def known(records: Iterable[RunRecord]) -> list[Known]:
+def known(records: Iterable[RunRecord]) -> list[EarlierRuns]:
     """What they say about speed."""
     found = []
     for record in records:
         looks = max(1, len(record.curve), math.ceil(record.epochs / record.spec.evaluate_every))
         spent = max((phases.get("evaluation", 0.0) for phases in record.phases), default=0.0)
         found.append(
-            Known(
+            EarlierRuns(
                 record.spec,
                 record.environment.threads,
                 record.throughput,
@@ -89,8 +89,11 @@ def known(records: Iterable[RunRecord]) -> list[Known]:
 
 
 def estimate(
-    cells: Iterable[Cell], facts: list[Known], jobs: int = 1, resolved: Mapping[str, RunSpec] | None = None
-) -> Estimate:
+    cells: Iterable[Cell],
+    facts: list[EarlierRuns],
+    jobs: int = 1,
+    resolved: Mapping[str, RunSpec] | None = None,
+) -> CellEstimate:
     """The time for these cells, one after the other, or some of them `jobs` at a time."""
     by_cell: dict[str, float] = {}
     runs, probed, unknown = 0, dict[str, None](), dict[str, None]()
@@ -108,10 +111,10 @@ def estimate(
         seconds = by_cell[cell.key] = seconds_of(spec, like)
         shared = jobs > 1 and not cell.timed and cell.spec.ranks == 1
         total += seconds / min(jobs, environment.cores()) if shared else seconds
-    return Estimate(total, runs, tuple(probed), tuple(unknown), by_cell)
+    return CellEstimate(total, runs, tuple(probed), tuple(unknown), by_cell)
 
 
-def nearest(spec: RunSpec, facts: list[Known]) -> Known | None:
+def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:
     """The run that is most like this one, of the same task."""
     same = [
         fact
@@ -119,7 +122,7 @@ def nearest(spec: RunSpec, facts: list[Known]) -> Known | None:
         if fact.spec.task == spec.task and {**fact.spec.options, **spec.options} == fact.spec.options
     ]
 
-    def likeness(fact: Known) -> tuple[bool, bool, bool, float]:
+    def likeness(fact: EarlierRuns) -> tuple[bool, bool, bool, float]:
         batches = (spec.batch or fact.spec.batch or 1, fact.spec.batch or 1)
         return (
             (fact.spec.strategy, fact.spec.workers) == (spec.strategy, spec.workers),
@@ -136,7 +139,7 @@ def threads_of(spec: RunSpec) -> int:
     return spec.threads or max(1, environment.cores() // spec.ranks)
 
 
-def seconds_of(spec: RunSpec, like: Known) -> float:
+def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
     """Starting, training and looking at the test set, whichever limit ends it."""
     n = like.train_samples
     samples = (spec.epochs or like.spec.epochs or 1.0) * n
@@ -168,17 +171,17 @@ def in_cache(task: str) -> bool:
     return data is None or present(data)
 
 
-def probe(spec: RunSpec) -> Known:
+def probe(spec: RunSpec) -> EarlierRuns:
     """The speed of one worker with one thread, measured for about a second on the (resolved) spec."""
-    from manyhands.place import Place
-    from manyhands.rehearsal import measure
+    from manyhands.core.rank_info import RankInfo
+    from manyhands.engine.probe import measure
     from manyhands.tasks import find
 
     alone = {"strategy": "single", "strategy_options": {}, "transport": "solo", "launcher": "inline"}
     one = spec.replace(**alone, workers=1, accumulate=1, threads=1)
     task = find.build(one.task, one.options)
-    rate = measure(Place(), one, PROBE)
+    rate = measure(RankInfo(), one, PROBE)
     assert rate is not None
     # forward alone is about a third of a step
     evaluation = len(task.test) / (3 * rate)
-    return Known(one, 1, rate, evaluation, len(task.train), None, probed=True)
+    return EarlierRuns(one, 1, rate, evaluation, len(task.train), None, probed=True)

@@ -12,34 +12,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from manyhands import words
-from manyhands.analysis.stats import NOISY
-from manyhands.errors import DataUnavailableError, InterruptedRunError, ManyhandsError
-from manyhands.record import Observer, RunRecord
-from manyhands.results import Cell, JournalWriter, Results, StudyFolder
+from manyhands.callbacks.base import Callback
+from manyhands.core import formatting
+from manyhands.core.errors import DataUnavailableError, InterruptedRunError, ManyhandsError
+from manyhands.core.statistics import NOISY
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Cell, JournalWriter, Results, StudyFolder
 from manyhands.study import calibration
 from manyhands.study.attempt import CannotWorkError, apart, attempt, is_settled, ruled_out, tidy
-from manyhands.study.beside import beside
-from manyhands.study.file import Study
 from manyhands.study.grid import unique
-from manyhands.study.history import History
-from manyhands.study.sheet import Entry, Sheet
+from manyhands.study.journal_history import History
+from manyhands.study.parallel_cells import beside
+from manyhands.study.study_file import Study
+from manyhands.study.study_state import CellState, StudyState
 
 AGAIN = 2  # times that a cell is run again because the machine was busy
 REPEATING, GRACE = 0.25, 30.0  # of the time may go into that, or so many seconds
 FRESH = 1.0  # seconds for which a calibration also speaks for the next cell
 
 
-class View(Protocol):
+class StudyView(Protocol):
     """Whoever shows a study to a person."""
 
-    def begun(self, sheet: Sheet, folder: Path) -> None: ...
+    def begun(self, sheet: StudyState, folder: Path) -> None: ...
 
-    def observer(self, entry: Entry) -> Observer: ...
+    def observer(self, entry: CellState) -> Callback: ...
 
-    def changed(self, entry: Entry) -> None: ...
+    def changed(self, entry: CellState) -> None: ...
 
-    def note(self, entry: Entry, text: str) -> None: ...
+    def note(self, entry: CellState, text: str) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -58,7 +59,7 @@ class Try(NamedTuple):
     seconds: float
 
 
-def execute(study: Study, out: Path, view: View, jobs: int = 1) -> Results:
+def execute(study: Study, out: Path, view: StudyView, jobs: int = 1) -> Results:
     """Run the cells that have no result yet; a failed one is journalled and the rest goes on."""
     folder = StudyFolder(out)
     with folder.writing() as journal:
@@ -72,24 +73,26 @@ def execute(study: Study, out: Path, view: View, jobs: int = 1) -> Results:
     return folder.read()
 
 
-def _interrupted(sheet: Sheet, error: BaseException) -> InterruptedRunError:
+def _interrupted(sheet: StudyState, error: BaseException) -> InterruptedRunError:
     number = error.signal_number if isinstance(error, InterruptedRunError) else signal.SIGINT
     count = len(sheet.of("finished", "failed"))
     all_ = len(sheet.entries) - len(sheet.of("excluded"))
     how = "give the same command to go on with the study"
-    return InterruptedRunError(f"interrupted after {count} of {words.plural(all_, 'cell')}; {how}", number)
+    return InterruptedRunError(
+        f"interrupted after {count} of {formatting.plural(all_, 'cell')}; {how}", number
+    )
 
 
 class Execution:
     """One sitting of a study."""
 
-    def __init__(self, study: Study, folder: StudyFolder, journal: JournalWriter, view: View) -> None:
+    def __init__(self, study: Study, folder: StudyFolder, journal: JournalWriter, view: StudyView) -> None:
         self._study, self._folder, self._journal, self._view = study, folder, journal, view
         self._history = History(folder.events(), socket.gethostname())
         self._began: float | None = None  # with the first cell, so that every sitting makes one
         self._calibrated = -FRESH
         self._repeating = 0.0  # seconds
-        self.sheet = Sheet(study)
+        self.sheet = StudyState(study)
 
     def run(self, jobs: int) -> None:
         """All cells that are left, the timed ones by themselves; with jobs the others side by side."""
@@ -108,7 +111,7 @@ class Execution:
             count = len(self.sheet.of("left"))
             if count:
                 self._journal.write("over", reason=reason)
-                self._view.say(f"{reason}: {words.plural(count, 'cell')} left; the same command goes on")
+                self._view.say(f"{reason}: {formatting.plural(count, 'cell')} left; the same command goes on")
 
     # ------------------------------------------------------------------ the beginning
     def _with_fallback(self, cells: list[Cell]) -> list[Cell]:
@@ -151,14 +154,14 @@ class Execution:
             cells=[cell.to_json() for cell in everything],
         )
         for cell in cells:
-            entry = entries[cell.key] = Entry(cell)
+            entry = entries[cell.key] = CellState(cell)
             event = self._history.finished(cell)
             record = self._kept(event, cell) if event else None
             if event and record is not None:
                 entry.state, entry.record, entry.earlier = "finished", record, True
                 self._tidy(event["run"])
         for cell, reason in study.excluded:
-            entries[cell.key] = Entry(cell, "excluded", reason=reason)
+            entries[cell.key] = CellState(cell, "excluded", reason=reason)
             self._exclude(cell, reason)
 
     def _kept(self, event: dict[str, Any], cell: Cell) -> RunRecord | None:
@@ -170,7 +173,7 @@ class Execution:
             return None
 
     # ------------------------------------------------------------------ one cell
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: CellState) -> None:
         if reason := ruled_out(entry.cell.spec):
             self._fail(entry, "excluded", "", reason)
             return
@@ -181,7 +184,7 @@ class Execution:
         name = self.start(entry)
         self.end(entry, name, lambda: self._attempt(entry, name))
 
-    def _timed(self, entry: Entry) -> None:
+    def _timed(self, entry: CellState) -> None:
         """Run it, again where the machine was busy meanwhile; the run with the least noise counts."""
         cell = entry.cell
         tries = self._earlier_tries(cell)
@@ -198,7 +201,7 @@ class Execution:
             tries.append(Try(name, noise, record, max(seconds, record.seconds)))
             if self._worth_another(tries):
                 self._again(cell, tries[-1])
-                slower = f"the machine was {words.percent(noise)} slower than at its best"
+                slower = f"the machine was {formatting.percent(noise)} slower than at its best"
                 self._view.note(entry, f"once more: {slower}")
         if not tries:
             return
@@ -231,11 +234,11 @@ class Execution:
         self._write("repeated", cell, run=done.run, noise=round(done.noise, 4))
         self._tidy(done.run)
 
-    def _attempt(self, entry: Entry, name: str) -> RunRecord:
+    def _attempt(self, entry: CellState, name: str) -> RunRecord:
         return attempt(apart(entry.cell.spec), self._folder.path / name, self._view.observer(entry))
 
     def _outcome(
-        self, entry: Entry, name: str, result: Callable[[], RunRecord], tried: bool = False
+        self, entry: CellState, name: str, result: Callable[[], RunRecord], tried: bool = False
     ) -> RunRecord | None:
         """The record; where there is none, why is journalled, unless an earlier try has one."""
         try:
@@ -250,7 +253,7 @@ class Execution:
                 self._fail(entry, "failed", name, text)
         return None
 
-    def _fail(self, entry: Entry, state: Any, name: str, reason: str) -> None:
+    def _fail(self, entry: CellState, state: Any, name: str, reason: str) -> None:
         entry.state, entry.reason = state, reason
         if state == "excluded":
             self._exclude(entry.cell, reason)
@@ -264,7 +267,7 @@ class Execution:
         """The study's folder."""
         return self._folder.path
 
-    def begin(self, entry: Entry) -> None:
+    def begin(self, entry: CellState) -> None:
         """A cell's turn has come; one that failed before begins anew, whatever it had left."""
         if name := self._history.failed_run(entry.cell):
             shutil.rmtree(self._folder.path / name, ignore_errors=True)
@@ -272,19 +275,19 @@ class Execution:
         entry.state, entry.reason = "running", ""
         self._view.changed(entry)
 
-    def start(self, entry: Entry) -> str:
+    def start(self, entry: CellState) -> str:
         """Journal that it runs, in the folder of this name."""
         name = self._history.free_name(entry.cell)
         self._write("started", entry.cell, run=name)
         return name
 
-    def end(self, entry: Entry, name: str, result: Callable[[], RunRecord]) -> None:
+    def end(self, entry: CellState, name: str, result: Callable[[], RunRecord]) -> None:
         """Journal what came of it."""
         record = self._outcome(entry, name, result)
         if record is not None:
             self.finish(entry, name, record)
 
-    def finish(self, entry: Entry, name: str, record: RunRecord, noise: float | None = None) -> None:
+    def finish(self, entry: CellState, name: str, record: RunRecord, noise: float | None = None) -> None:
         """Journal a cell's result, and keep of its run what is read again."""
         rounded = None if noise is None else round(max(0.0, noise), 4)
         event = self._write("finished", entry.cell, run=name, noise=rounded, timed=entry.cell.timed)
@@ -308,7 +311,7 @@ class Execution:
         budget = self._study.budget
         if budget is None or self._spent() < budget:
             return None
-        return f"the budget of {words.duration(budget)} is spent"
+        return f"the budget of {formatting.duration(budget)} is spent"
 
     def _before(self, cell: Cell, again: bool) -> float:
         """How fast the machine is, before a cell."""

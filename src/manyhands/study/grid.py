@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from manyhands import environment
-from manyhands.arrange import arrange
-from manyhands.errors import UsageError, choices, shown
-from manyhands.results import Cell
-from manyhands.spec import RunSpec
+from manyhands.core import environment
+from manyhands.core.errors import UsageError, choices, shown
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Cell
+from manyhands.runs.defaults import arrange
 from manyhands.strategies import STRATEGIES, options
 
 NESTED = ("options", "strategy_options", "recipe_options")

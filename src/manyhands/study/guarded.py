@@ -6,35 +6,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from manyhands.followers import aloud, reason_of
-from manyhands.progress import Silent
-from manyhands.record import Observer
-from manyhands.study.execute import View
-from manyhands.study.sheet import Entry, Sheet
+from manyhands.callbacks.background import aloud, reason_of
+from manyhands.callbacks.base import Callback
+from manyhands.study.execute import StudyView
+from manyhands.study.study_state import CellState, StudyState
 
 
 @final
 class Guarded:
     """A view, until it fails; what it shows of a running cell goes through that run's followers."""
 
-    def __init__(self, view: View) -> None:
-        self._view: View | None = view
+    def __init__(self, view: StudyView) -> None:
+        self._view: StudyView | None = view
 
-    def begun(self, sheet: Sheet, folder: Path) -> None:
+    def begun(self, sheet: StudyState, folder: Path) -> None:
         """Passed on."""
         self._show(lambda view: view.begun(sheet, folder))
 
-    def observer(self, entry: Entry) -> Observer:
+    def observer(self, entry: CellState) -> Callback:
         """Its own, or nobody."""
-        found: list[Observer] = []
+        found: list[Callback] = []
         self._show(lambda view: found.append(view.observer(entry)))
-        return found[0] if found else Silent()
+        return found[0] if found else Callback()
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: CellState) -> None:
         """Passed on."""
         self._show(lambda view: view.changed(entry))
 
-    def note(self, entry: Entry, text: str) -> None:
+    def note(self, entry: CellState, text: str) -> None:
         """Passed on."""
         self._show(lambda view: view.note(entry, text))
 
@@ -50,7 +49,7 @@ class Guarded:
         """Passed on."""
         self._show(lambda view: view.close())
 
-    def _show(self, what: Callable[[View], object]) -> None:
+    def _show(self, what: Callable[[StudyView], object]) -> None:
         view = self._view
         if view is None:
             return

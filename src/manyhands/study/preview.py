@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyhands import words
-from manyhands.errors import DataUnavailableError, UsageError
-from manyhands.results import Cell, StudyFolder, Without
-from manyhands.spec import RunSpec
+from manyhands.core import formatting
+from manyhands.core.errors import DataUnavailableError, UsageError
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Cell, StudyFolder, Without
 from manyhands.study import estimate
-from manyhands.study.estimate import Estimate
-from manyhands.study.file import Study
-from manyhands.study.history import History
-from manyhands.study.sheet import cell_title
+from manyhands.study.estimate import CellEstimate
+from manyhands.study.journal_history import History
+from manyhands.study.study_file import Study
+from manyhands.study.study_state import cell_title
 
 
 class Preview(NamedTuple):
@@ -26,7 +26,7 @@ class Preview(NamedTuple):
     left: list[Cell]
     finished: list[Cell]
     excluded: list[Without]
-    time: Estimate
+    time: CellEstimate
 
 
 def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
@@ -57,7 +57,7 @@ def _resolved(spec: RunSpec) -> RunSpec | None:
     """With nothing left open; none where its data are not there."""
     if not estimate.in_cache(spec.task):
         return None
-    from manyhands.resolve import resolve
+    from manyhands.runs.resolve import resolve
 
     try:
         return resolve(spec)
@@ -70,11 +70,11 @@ def draw(found: Preview) -> list[str]:
     study = found.study
     lines = [study.title if study.title != study.name else study.name]
     lines += [study.about] if study.about else []
-    counts = [words.plural(len(found.left), "cell")]
+    counts = [formatting.plural(len(found.left), "cell")]
     counts += [f"{len(found.finished)} finished before"] if found.finished else []
     counts += [f"{len(found.excluded)} excluded"] if found.excluded else []
     counts += [f"{study.left_out} left out by the file"] if study.left_out else []
-    counts += [f"budget {words.duration(study.budget)}"] if study.budget else []
+    counts += [f"budget {formatting.duration(study.budget)}"] if study.budget else []
     lines += [" · ".join([*counts, how_long(found.time), str(found.out)]), ""]
     lines += _groups(found)
     if found.excluded:
@@ -83,14 +83,14 @@ def draw(found: Preview) -> list[str]:
     return lines
 
 
-def how_long(time: Estimate) -> str:
+def how_long(time: CellEstimate) -> str:
     """`about 4 min (from 12 earlier runs; mnist-cnn was probed for a second)`."""
     if not time.by_cell:
         return "how long it takes is not known: no run is like it, and its data are not here"
-    bases = [f"{words.plural(time.runs, 'cell')} judged by earlier runs"] if time.runs else []
+    bases = [f"{formatting.plural(time.runs, 'cell')} judged by earlier runs"] if time.runs else []
     bases += [f"{', '.join(time.probed)} probed for a second"] if time.probed else []
     bases += [f"without {', '.join(time.unknown)}, whose data are not here"] if time.unknown else []
-    return f"about {words.duration(time.seconds)} ({'; '.join(bases)})"
+    return f"about {formatting.duration(time.seconds)} ({'; '.join(bases)})"
 
 
 def to_json(found: Preview) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def _groups(found: Preview) -> list[str]:
     rows = []
     for name, cells in _rectangles(found.left):
         seconds = [found.time.by_cell[cell.key] for cell in cells if cell.key in found.time.by_cell]
-        spent = words.duration(sum(seconds)) if len(seconds) == len(cells) else ""
-        rows.append((name, _varying(cells), words.plural(len(cells), "cell"), spent))
+        spent = formatting.duration(sum(seconds)) if len(seconds) == len(cells) else ""
+        rows.append((name, _varying(cells), formatting.plural(len(cells), "cell"), spent))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     return [
         f"  {name:{widths[0]}}  {what:{widths[1]}}  {count:>{widths[2]}}  {spent:>{widths[3]}}".rstrip()
@@ -144,10 +144,10 @@ def _group(cell: Cell) -> str:
     parts = [
         spec.task,
         " ".join([spec.strategy, *named]),
-        words.plural(spec.threads, "thread") if spec.threads else "",
+        formatting.plural(spec.threads, "thread") if spec.threads else "",
         spec.recipe or "",
         *(f"{name} {value}" for name, value in options.items()),
-        *(words.plural(value, name) for name, value in limits if value is not None),
+        *(formatting.plural(value, name) for name, value in limits if value is not None),
         "" if cell.timed else "not timed",
     ]
     return " · ".join(part for part in parts if part)

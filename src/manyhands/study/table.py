@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyhands import words
 from manyhands.analysis import groups
 from manyhands.analysis.scaling import Pair, baselines
-from manyhands.analysis.stats import NOISY
 from manyhands.analysis.target import steps_to_target
 from manyhands.analysis.verdicts import verdicts, word
-from manyhands.record import RunRecord
-from manyhands.results import Results, Without
-from manyhands.spec import RunSpec
+from manyhands.core import formatting
+from manyhands.core.statistics import NOISY
+from manyhands.records.record import RunRecord
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Results, Without
 
 _LEFT = ("strategy", "recipe", "verdict")  # columns of words; numbers are aligned to the right
 
@@ -97,7 +97,7 @@ def draw_all(results: Results, width: int | None = None) -> list[str]:
 
 
 def _header(records: Sequence[RunRecord]) -> Row:
-    targets = {words.threshold(record.target, record.metric_name) for record in records}
+    targets = {formatting.threshold(record.target, record.metric_name) for record in records}
     unit = "img" if any(record.unit == "images" for record in records) else "samples"
     goal = f"to {targets.pop()}" if len(targets) == 1 else "to target"
     return Row(
@@ -122,7 +122,7 @@ def _row(alike: list[RunRecord], pair: Pair) -> Row:
     one, _ = pair
     speed_up = f"{rate / one.throughput.median:.2f}" if rate and one else ""
     scores = [record.metric for record in alike if record.metric is not None]
-    end = words.score(statistics.median(scores), first.metric_name) if scores else ""
+    end = formatting.score(statistics.median(scores), first.metric_name) if scores else ""
     return Row(
         groups.variant(first),
         _crew(first.spec),
@@ -142,7 +142,7 @@ def _verdict(alike: list[RunRecord], timed: list[RunRecord], pair: Pair) -> str:
     said = word(verdicts(timed[0], *pair)) if timed else ""
     noise = max((record.machine_noise or 0.0 for record in alike), default=0.0)
     if noise > NOISY and "noisy" not in said:
-        flag = f"noisy: machine {words.percent(noise)} slower"
+        flag = f"noisy: machine {formatting.percent(noise)} slower"
         said = f"{said}, {flag}" if said else flag
     return said
 
@@ -167,9 +167,9 @@ def to_target(alike: Sequence[RunRecord]) -> str:
     ]
     steps = [found for record in reached if (found := steps_to_target(record)) is not None]
     if seconds:
-        text = words.duration(statistics.median(seconds))
+        text = formatting.duration(statistics.median(seconds))
     else:
-        text = words.plural(round(statistics.median(steps)), "step") if steps else "reached"
+        text = formatting.plural(round(statistics.median(steps)), "step") if steps else "reached"
     return text if len(reached) == len(tried) else f"{text} ({len(reached)} of {len(tried)})"
 
 
@@ -181,7 +181,7 @@ def _key(record: RunRecord) -> tuple[object, ...]:
 
 
 def _length(spec: RunSpec) -> str:
-    return words.duration(spec.seconds) if spec.seconds else f"{spec.epochs:g}" if spec.epochs else ""
+    return formatting.duration(spec.seconds) if spec.seconds else f"{spec.epochs:g}" if spec.epochs else ""
 
 
 def _crew(spec: RunSpec) -> str:

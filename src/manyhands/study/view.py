@@ -12,20 +12,20 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from manyhands import words
-from manyhands.analysis.stats import NOISY
-from manyhands.progress import Silent
-from manyhands.record import Observer, RunRecord, Start, StepRecord
-from manyhands.results import Without
+from manyhands.callbacks.base import Callback
+from manyhands.core import formatting
+from manyhands.core.statistics import NOISY
+from manyhands.records.record import RunRecord, Start, StepRecord
+from manyhands.records.study_results import Without
 from manyhands.study import estimate, table
-from manyhands.study.execute import View
-from manyhands.study.sheet import Entry, Sheet, cell_title
+from manyhands.study.execute import StudyView
+from manyhands.study.study_state import CellState, StudyState, cell_title
 
 REFRESH = 1.0  # seconds; more often only costs the runs time
 FACTS = 300  # earlier runs that time left is judged by
 
 
-def for_people() -> View:
+def for_people() -> StudyView:
     """A live table where standard error is a terminal, lines where it is a file or a pipe."""
     console = Console(stderr=True, highlight=False)
     return LiveTable(console) if console.is_terminal else LineByLine()
@@ -34,17 +34,17 @@ def for_people() -> View:
 class NoView:
     """The null view."""
 
-    def begun(self, sheet: Sheet, folder: Path) -> None:
+    def begun(self, sheet: StudyState, folder: Path) -> None:
         """Nothing."""
 
-    def observer(self, entry: Entry) -> Observer:
+    def observer(self, entry: CellState) -> Callback:
         """Nobody."""
-        return Silent()
+        return Callback()
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: CellState) -> None:
         """Nothing."""
 
-    def note(self, entry: Entry, text: str) -> None:
+    def note(self, entry: CellState, text: str) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -61,19 +61,19 @@ class LineByLine:
     """A line when a cell begins and one when it ends."""
 
     def __init__(self) -> None:
-        self._sheet: Sheet | None = None
+        self._sheet: StudyState | None = None
         self._count = 0
 
-    def begun(self, sheet: Sheet, folder: Path) -> None:
+    def begun(self, sheet: StudyState, folder: Path) -> None:
         """What lies ahead."""
         self._sheet, self._count = sheet, len(sheet.entries) - len(sheet.of("excluded"))
         self.say(headline(sheet, folder))
 
-    def observer(self, entry: Entry) -> Observer:
+    def observer(self, entry: CellState) -> Callback:
         """One that passes notices on."""
         return _Watcher(self.say, lambda note: None)
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: CellState) -> None:
         """A line."""
         assert self._sheet is not None
         if entry.state == "running":
@@ -84,13 +84,13 @@ class LineByLine:
         else:
             self.say(f"      {outcome(entry)}")
 
-    def note(self, entry: Entry, text: str) -> None:
+    def note(self, entry: CellState, text: str) -> None:
         """A line."""
         self.say(f"      {text}")
 
     def say(self, text: str) -> None:
         """One line, or several."""
-        print(words.printed(text), file=sys.stderr, flush=True)
+        print(formatting.printed(text), file=sys.stderr, flush=True)
 
     def tick(self) -> None:
         """Nothing."""
@@ -104,16 +104,16 @@ class LiveTable:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._sheet: Sheet | None = None
+        self._sheet: StudyState | None = None
         self._live: Live | None = None
-        self._facts: list[estimate.Known] = []
+        self._facts: list[estimate.EarlierRuns] = []
         self._notes: dict[str, str] = {}
         self._task = ""
         self._block: list[str] = []
         self._left: tuple[float, float] | None = None  # seconds, and when that was said
         self._drawn = 0.0
 
-    def begun(self, sheet: Sheet, folder: Path) -> None:
+    def begun(self, sheet: StudyState, folder: Path) -> None:
         """The headline stays; below it the table."""
         self._sheet = sheet
         self.say(headline(sheet, folder))
@@ -124,11 +124,11 @@ class LiveTable:
         self._count()
         self._draw()
 
-    def observer(self, entry: Entry) -> Observer:
+    def observer(self, entry: CellState) -> Callback:
         """One that keeps the line of a running cell."""
         return _Watcher(self.say, partial(self.note, entry))
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: CellState) -> None:
         """Draw it."""
         self._task = entry.cell.spec.task
         self._notes.pop(entry.cell.key, None)
@@ -137,14 +137,14 @@ class LiveTable:
         self._count()
         self._draw()
 
-    def note(self, entry: Entry, text: str) -> None:
+    def note(self, entry: CellState, text: str) -> None:
         """Beside the running cell."""
         self._notes[entry.cell.key] = text
         self.tick()
 
     def say(self, text: str) -> None:
         """A line above the table."""
-        self._console.print(words.printed(text), markup=False, soft_wrap=True)
+        self._console.print(formatting.printed(text), markup=False, soft_wrap=True)
 
     def tick(self) -> None:
         """Draw it anew if that was a while ago."""
@@ -175,7 +175,7 @@ class LiveTable:
         if live is None:
             return
         self._drawn = time.monotonic()
-        lines = [Text(words.line(line), no_wrap=True) for line in self.lines()]
+        lines = [Text(formatting.line(line), no_wrap=True) for line in self.lines()]
         live.update(Group(*lines), refresh=True)
 
     def lines(self) -> list[str]:
@@ -200,11 +200,11 @@ class LiveTable:
         parts += [f"{count} failed"] if (count := len(sheet.of("failed"))) else []
         if self._left is not None:
             seconds, said = self._left
-            parts.append(f"about {words.duration(max(1.0, seconds - (time.monotonic() - said)))} to go")
+            parts.append(f"about {formatting.duration(max(1.0, seconds - (time.monotonic() - said)))} to go")
         return " · ".join(parts)
 
 
-class _Watcher:
+class _Watcher(Callback):
     """An observer that says in a few words how far a run is."""
 
     def __init__(self, say: Callable[[str], None], note: Callable[[str], None]) -> None:
@@ -225,8 +225,8 @@ class _Watcher:
         self._noted = now
         rate = (step.samples - start.samples) / max(1e-9, step.seconds - start.seconds)
         unit = "img" if start.unit == "images" else start.unit
-        share = words.percent(min(1.0, step.samples / max(1, start.horizon)))
-        self._note(f"{share}  loss {step.loss:.4f}  {words.rate(rate, unit)}")
+        share = formatting.percent(min(1.0, step.samples / max(1, start.horizon)))
+        self._note(f"{share}  loss {step.loss:.4f}  {formatting.rate(rate, unit)}")
 
     def ended(self, record: RunRecord) -> None:
         """The study says it."""
@@ -239,32 +239,32 @@ class _Watcher:
         """Nothing is held."""
 
 
-def headline(sheet: Sheet, folder: Path) -> str:
+def headline(sheet: StudyState, folder: Path) -> str:
     """`46 cells · 12 of them finished before · results/default`."""
     cells = len(sheet.entries) - len(sheet.of("excluded"))
-    parts = [words.plural(cells, "cell")]
+    parts = [formatting.plural(cells, "cell")]
     if before := sum(entry.earlier for entry in sheet.entries.values()):
         parts.append(f"{before} finished before")
     if excluded := len(sheet.of("excluded")):
         parts.append(f"{excluded} excluded")
     if budget := sheet.study.budget:
-        parts.append(f"at most about {words.duration(budget)}")
+        parts.append(f"at most about {formatting.duration(budget)}")
     return " · ".join([*parts, str(folder)])
 
 
-def outcome(entry: Entry) -> str:
+def outcome(entry: CellState) -> str:
     """What has become of a cell, in a line."""
     record = entry.record
     if record is None:
         return f"{entry.state}: {entry.reason}"
     if record.status == "diverged":
         return record.message or "diverged"
-    parts = [words.rate(record.throughput, record.unit)] if record.timed else []
-    goal = words.threshold(record.target, record.metric_name)
+    parts = [formatting.rate(record.throughput, record.unit)] if record.timed else []
+    goal = formatting.threshold(record.target, record.metric_name)
     reached = table.to_target([record])
     parts += [f"{goal} {'' if reached == 'not reached' else 'after '}{reached}"] if reached else []
     if record.metric is not None:
-        parts.append(f"{words.score(record.metric, record.metric_name)} at the end")
+        parts.append(f"{formatting.score(record.metric, record.metric_name)} at the end")
     if (record.machine_noise or 0.0) > NOISY:
-        parts.append(f"noisy: machine {words.percent(record.machine_noise or 0.0)} slower")
+        parts.append(f"noisy: machine {formatting.percent(record.machine_noise or 0.0)} slower")
     return " · ".join(parts)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyhands.core.errors import UsageError
 from manyhands.data.base import Dataset
-from manyhands.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from manyhands.axes import Count
+from manyhands.core.registry import Count
 from manyhands.data import sets
 from manyhands.data.augment import CropAndFlip
 from manyhands.tasks.base import Defaults, Scale, Task

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from manyhands.core.errors import UsageError
 from manyhands.data.base import Batch, Dataset, Request
-from manyhands.errors import UsageError
 from manyhands.tasks.base import Metric, Task, accuracy, check_classes
 
 

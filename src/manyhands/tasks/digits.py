@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from manyhands.axes import Count
+from manyhands.core.registry import Count
 from manyhands.data.arrays import ArrayData
 from manyhands.data.order import shuffle
 from manyhands.tasks.base import Defaults, Scale, Task

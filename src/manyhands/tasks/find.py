@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from manyhands import axes
-from manyhands.errors import ManyhandsError, UsageError, choices, shown
-from manyhands.spec import file_of
+from manyhands.core import registry
+from manyhands.core.errors import ManyhandsError, UsageError, choices, shown
+from manyhands.records.spec import file_of
 from manyhands.tasks import TASKS
 from manyhands.tasks.base import Task
 
@@ -25,7 +25,7 @@ from manyhands.tasks.base import Task
 def builder(name: str) -> Callable[..., Task]:
     """The function that makes a task from its options."""
     if ".py" not in name:
-        found: Callable[..., Task] = axes.member("task", TASKS, name)
+        found: Callable[..., Task] = registry.member("task", TASKS, name)
         return found
     path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
     module = _import(file_of(name) or Path(path), _changed(name))
@@ -58,7 +58,7 @@ def build(name: str, options: Mapping[str, Any]) -> Task:
 @lru_cache(maxsize=1)
 def _build(name: str, options: str, changed: int) -> Task:
     make = builder(name)
-    given = axes.parse(name, make, json.loads(options))
+    given = registry.parse(name, make, json.loads(options))
     with no_exit(name, UsageError):
         task = make(**given)
     if not isinstance(task, Task):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from manyhands.axes import Count, Fraction, Positive
+from manyhands.core.registry import Count, Fraction, Positive
 from manyhands.data import sets
 from manyhands.tasks.base import Defaults, Scale, Task
 from manyhands.tasks.models.cnn import cnn

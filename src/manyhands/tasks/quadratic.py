@@ -16,7 +16,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from manyhands.axes import Count
+from manyhands.core.registry import Count
 from manyhands.data.arrays import ArrayData
 from manyhands.data.order import key
 from manyhands.tasks.base import Defaults, Metric, Task

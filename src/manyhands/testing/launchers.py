@@ -1,7 +1,7 @@
 """What every launcher promises: subclass, say how to make one, and pytest does the rest.
 
-`LauncherSuite` is for all; `GangSuite` adds what holds where workers are processes of their own, which can
-die, hang and be stopped alone.
+`LauncherSuite` is for all; `WorkerGroupSuite` adds what holds where workers are processes of their own,
+which can die, hang and be stopped alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from manyhands.errors import DivergedError, UsageError, WorkerFailedError
-from manyhands.launchers import gang
-from manyhands.launchers.base import PLAIN, Care, Launcher
-from manyhands.testing.deeds import (
+from manyhands.core.errors import DivergedError, UsageError, WorkerFailedError
+from manyhands.launchers.base import PLAIN, Launcher, Supervision
+from manyhands.launchers.supervision import worker_group
+from manyhands.testing.worker_functions import (
     LONG,
     add_rank,
     blame_another,
@@ -110,7 +110,7 @@ class LauncherSuite:
         """All of it before the launch returns, and everybody's exchanged values by rank."""
         for size in self.sizes:
             heard: list[tuple[int, int]] = []
-            values = self.launcher().launch(chat, size, 200, care=Care(hear=heard.append))
+            values = self.launcher().launch(chat, size, 200, care=Supervision(hear=heard.append))
             for rank in range(size):
                 assert [number for teller, number in heard if teller == rank] == list(range(200))
             assert len(heard) == 200 * size
@@ -136,7 +136,7 @@ class LauncherSuite:
             executor.submit(square, 2)
 
 
-class GangSuite(LauncherSuite):
+class WorkerGroupSuite(LauncherSuite):
     """Contract tests of a launcher whose workers are processes of their own (law 5)."""
 
     sizes = (1, 2, 3)
@@ -151,7 +151,9 @@ class GangSuite(LauncherSuite):
             time.sleep(0.05)
         assert not left
 
-    def fails(self, size: int, function: Any, *arguments: Any, care: Care = PLAIN) -> WorkerFailedError:
+    def fails(
+        self, size: int, function: Any, *arguments: Any, care: Supervision = PLAIN
+    ) -> WorkerFailedError:
         """Launch what will fail, and return how; always long before the others would have ended."""
         begun = time.monotonic()
         with pytest.raises(WorkerFailedError) as caught:
@@ -176,7 +178,7 @@ class GangSuite(LauncherSuite):
     def test_a_worker_that_raises_is_named(self, tmp_path: Path) -> None:
         """With what it raised, where, what the others were doing, and where the rest is written."""
         logs = tmp_path / "logs"
-        error = self.fails(3, fail, 1, care=Care(logs=logs))
+        error = self.fails(3, fail, 1, care=Supervision(logs=logs))
         lines = str(error).splitlines()
         assert error.rank == 1
         assert re.fullmatch(
@@ -193,7 +195,7 @@ class GangSuite(LauncherSuite):
 
     def test_one_of_our_errors_ends_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As it is, although the others would go on."""
-        monkeypatch.setattr(gang, "AFTER_OUR_ERROR", 0.3)
+        monkeypatch.setattr(worker_group, "AFTER_OUR_ERROR", 0.3)
         begun = time.monotonic()
         with pytest.raises(UsageError, match=r"^there is no task of that name$"):
             self.launcher().launch(misuse, 2)
@@ -224,14 +226,14 @@ class GangSuite(LauncherSuite):
 
     def test_a_worker_that_hangs_is_named(self) -> None:
         """With where it stands."""
-        error = self.fails(2, hang_in_data, care=Care(timeout=1))
+        error = self.fails(2, hang_in_data, care=Supervision(timeout=1))
         assert re.match(r"worker 1 of 2 \(.*\) has been hanging for \S+ s at step 5, in data\n", str(error))
         assert "in hang_in_data" in str(error)
         assert "worker 0 was waiting in all_reduce 12; it was stopped after" in str(error)
 
     def test_a_worker_that_is_stopped_is_named(self) -> None:
         """And killed, although it cannot hear us."""
-        error = self.fails(2, leave, "SIGSTOP", care=Care(timeout=1))
+        error = self.fails(2, leave, "SIGSTOP", care=Supervision(timeout=1))
         assert re.match(
             r"worker 1 of 2 \(.*\) has been stopped \(SIGSTOP\) for \S+ s at step 1,204", str(error)
         )
@@ -240,7 +242,7 @@ class GangSuite(LauncherSuite):
     def test_one_that_is_spare_may_be_lost(self, how: str) -> None:
         """The others go on, exchange without it, and know that it is gone."""
         lost: list[tuple[int, str]] = []
-        care = Care(timeout=1, spare=frozenset({1, 2}), lost=lambda *what: lost.append(what))
+        care = Supervision(timeout=1, spare=frozenset({1, 2}), lost=lambda *what: lost.append(what))
         *others, none = self.launcher().launch(lose_the_last, 3, how, care=care)
         for one in others:
             assert (one["before"], one["during"], one["after"]) == ([0, 1, 2], [0, 1, None], [0, 1, None])
@@ -254,7 +256,7 @@ class GangSuite(LauncherSuite):
 
     def test_one_that_is_not_spare_may_not(self) -> None:
         """Although others are."""
-        error = self.fails(3, lose_the_last, "SIGKILL", care=Care(spare=frozenset({0, 1})))
+        error = self.fails(3, lose_the_last, "SIGKILL", care=Supervision(spare=frozenset({0, 1})))
         assert error.rank == 2
 
     def test_a_signal_reaches_all_workers_as_a_request(self) -> None:
@@ -266,7 +268,7 @@ class GangSuite(LauncherSuite):
             if len(ready) == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        answers = self.launcher().launch(until_stopped, 2, True, care=Care(hear=hear))
+        answers = self.launcher().launch(until_stopped, 2, True, care=Supervision(hear=hear))
         assert answers == [signal.SIGTERM, signal.SIGTERM]
 
     def test_a_second_signal_ends_all_at_once(self) -> None:
@@ -278,7 +280,7 @@ class GangSuite(LauncherSuite):
 
         begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            self.launcher().launch(until_stopped, 2, False, care=Care(hear=hear))
+            self.launcher().launch(until_stopped, 2, False, care=Supervision(hear=hear))
         assert time.monotonic() - begun < SOON
 
     def test_whoever_listens_may_fail(self) -> None:
@@ -288,7 +290,7 @@ class GangSuite(LauncherSuite):
             raise OSError("disk full")
 
         with pytest.raises(OSError, match="disk full"):
-            self.launcher().launch(until_stopped, 2, False, care=Care(hear=hear))
+            self.launcher().launch(until_stopped, 2, False, care=Supervision(hear=hear))
 
     def test_a_trial_that_crashes_fails_alone(self) -> None:
         """The others, and those that come later, do not notice."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyhands.axes import member
+from manyhands.core.registry import member
 from manyhands.recipes import RECIPES
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.optimizers import build, set_rate, undecayed

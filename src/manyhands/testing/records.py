@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from manyhands.environment import Environment
-from manyhands.record import Evaluation, Pace, RunRecord
-from manyhands.spec import RunSpec
+from manyhands.core.environment import Environment
+from manyhands.records.record import Evaluation, Pace, RunRecord
+from manyhands.records.spec import RunSpec
 
 ENVIRONMENT = Environment(
     manyhands="0.1.0",

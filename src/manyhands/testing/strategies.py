@@ -12,7 +12,7 @@ from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant
 from manyhands.strategies.base import Compute, Setup, Worker
-from manyhands.transports.solo import Solo
+from manyhands.transports.solo import SoloTransport
 
 
 def network() -> nn.Sequential:
@@ -40,7 +40,9 @@ class StrategySuite:
 
     def worker(self, model: nn.Module, recipe: Recipe) -> Worker:
         """One worker around a model."""
-        made: Worker = self.strategy(Setup(model, recipe, Compute(nn.functional.cross_entropy), Solo()))
+        made: Worker = self.strategy(
+            Setup(model, recipe, Compute(nn.functional.cross_entropy), SoloTransport())
+        )
         return made
 
     def test_a_step_is_plain_sgd_on_the_mean(self) -> None:

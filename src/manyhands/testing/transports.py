@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyhands.errors import DeadlineError, PeerLostError
-from manyhands.testing.meeting import (
+from manyhands.core.errors import DeadlineError, PeerLostError
+from manyhands.testing.rank_functions import (
     awaits,
     dies_inside,
     divides,

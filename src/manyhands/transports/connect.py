@@ -1,4 +1,4 @@
-"""From a transport's name and a worker's place to the transport: what worker.py calls, and its refusals."""
+"""From a transport's name and a worker's place to the transport: what a session calls, and its refusals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from manyhands import axes
-from manyhands.errors import UsageError
-from manyhands.place import Place
-from manyhands.transports import TRANSPORTS, grid
+from manyhands.core import registry
+from manyhands.core.errors import UsageError
+from manyhands.core.rank_info import RankInfo
+from manyhands.transports import TRANSPORTS, rank_grid
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +34,18 @@ def check(name: str, hosts: Sequence[str]) -> None:
 
 
 def connect(
-    name: str, place: Place, *, device: torch.device | None = None, timeout: float | None = None
+    name: str, place: RankInfo, *, device: torch.device | None = None, timeout: float | None = None
 ) -> Transport:
     """The transport of one worker; all workers of the gang must ask for it."""
-    member = axes.member("transport", TRANSPORTS, name)
+    member = registry.member("transport", TRANSPORTS, name)
     check(name, place.hosts)
     from manyhands.transports.base import CPU, PATIENCE
 
     build = member
     on_gpus = device is not None and device.type != "cpu"  # workers of a host share no memory there
-    if name in MESSAGES and not on_gpus and 1 < len(grid.rows(place.hosts)) < place.size:
-        from manyhands.transports.hosts import Hosts  # only here: it shares memory, as not every system can
+    if name in MESSAGES and not on_gpus and 1 < len(rank_grid.rows(place.hosts)) < place.size:
+        from manyhands.transports.hosts import HostsTransport
 
-        build = partial(Hosts, between=member)
+        build = partial(HostsTransport, between=member)
     made: Transport = build(place, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
     return made

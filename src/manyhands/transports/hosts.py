@@ -18,38 +18,38 @@ from typing import final
 import torch
 from torch import Tensor
 
-from manyhands.errors import UsageError
-from manyhands.place import Place
-from manyhands.transports import grid, wire
+from manyhands.core.errors import UsageError
+from manyhands.core.rank_info import RankInfo
+from manyhands.transports import rank_grid, tensor_bytes
 from manyhands.transports.base import CPU, PATIENCE, Awaited, Messages, Transport
-from manyhands.transports.shm import Shm
+from manyhands.transports.shm.transport import ShmTransport
 
 
 @final
-class Hosts:
+class HostsTransport:
     """Shared memory within hosts, messages between them; as many workers on each host."""
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         *,
         between: Callable[..., Messages],
         device: torch.device = CPU,
         timeout: float = PATIENCE,
     ) -> None:
         self.rank, self.size = place.rank, place.size
-        rows, columns = grid.rows(place.hosts), grid.columns(place.hosts)
-        self.peers_on_host = grid.line_of(self.rank, rows)
+        rows, columns = rank_grid.rows(place.hosts), rank_grid.columns(place.hosts)
+        self.peers_on_host = rank_grid.line_of(self.rank, rows)
         self._row_of = {rank: number for number, row in enumerate(rows) for rank in row}
         self._column_of = {rank: number for number, column in enumerate(columns) for rank in column}
         self.messages = between(place, device=device, timeout=timeout)
-        self.on_host: Transport = Shm(place, device=device, timeout=timeout)
+        self.on_host: Transport = ShmTransport(place, device=device, timeout=timeout)
         self.across = self.messages.parts(columns)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Rows, then a slice of each column, then rows again."""
-        whole = wire.row(tensor, stay=True)
-        slices = wire.cut(whole.numel(), self.on_host.size)
+        whole = tensor_bytes.row(tensor, stay=True)
+        slices = tensor_bytes.cut(whole.numel(), self.on_host.size)
         self.on_host.all_reduce(whole)
         mine = whole[slices[self.on_host.rank]]
         if mine.numel():
@@ -57,7 +57,7 @@ class Hosts:
         for worker, part in enumerate(slices):
             if part.start < part.stop:
                 self.on_host.broadcast(whole[part], worker)
-        return wire.back(whole, tensor)
+        return tensor_bytes.back(whole, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Down the root's column, then along each row."""

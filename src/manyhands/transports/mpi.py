@@ -19,11 +19,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from manyhands.errors import ManyhandsError, UsageError
-from manyhands.place import Place
-from manyhands.transports import wire
+from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.core.rank_info import RankInfo
+from manyhands.transports import tensor_bytes
 from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
-from manyhands.transports.solo import Solo
+from manyhands.transports.solo import SoloTransport
 from manyhands.transports.waiting import Wait, late, lost, poll, spins
 
 PIECE = 2**28  # elements of one call: MPI counts in 32 bits
@@ -47,10 +47,10 @@ _broken = False  # MPI has something under way that will never end
 
 
 @final
-class Mpi:
+class MpiTransport:
     """A communicator of its own; no memory is shared."""
 
-    def __init__(self, place: Place, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
         mpi = _library()
         world = mpi.COMM_WORLD
         if world.size != place.size:
@@ -71,7 +71,7 @@ class Mpi:
         self._calls: Counter[str] = Counter()
         self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
         self._closed = False
-        self._made: list[Mpi] = []  # of parts of this one
+        self._made: list[MpiTransport] = []  # of parts of this one
 
     def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
         """The transport of this rank's group; all ranks must ask for the same groups."""
@@ -80,20 +80,20 @@ class Mpi:
         part._members = tuple(self._members[rank] for rank in mine)
         part._join(self._comm.Split(number, mine.index(self.rank)))
         self._made.append(part)
-        return part if len(mine) > 1 else Solo()
+        return part if len(mine) > 1 else SoloTransport()
 
     @property
-    def on_host(self) -> Solo:
+    def on_host(self) -> SoloTransport:
         """No memory is shared."""
-        return Solo()
+        return SoloTransport()
 
     @property
-    def across(self) -> Mpi:
+    def across(self) -> MpiTransport:
         """All of it."""
         return self
 
     @property
-    def messages(self) -> Mpi:
+    def messages(self) -> MpiTransport:
         """Itself."""
         return self
 
@@ -102,22 +102,22 @@ class Mpi:
         self._calls["all_reduce"] += 1
         if tensor.dtype not in _TYPES:
             parts = self._gather("all_reduce", tensor)
-            tensor.detach().copy_(wire.add_in_order(parts, torch.empty_like(parts[0])))
+            tensor.detach().copy_(tensor_bytes.add_in_order(parts, torch.empty_like(parts[0])))
             return tensor
-        whole = wire.row(tensor)
+        whole = tensor_bytes.row(tensor)
         kind = getattr(self._mpi, _TYPES[tensor.dtype])
         for begin in range(0, whole.numel(), PIECE):
             part = whole[begin : begin + PIECE]
             buffer = [self._memory(part), part.numel(), kind]
             self._finish(self._comm.Iallreduce(self._mpi.IN_PLACE, buffer), "all_reduce")
-        return wire.back(whole, tensor)
+        return tensor_bytes.back(whole, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """As bytes, so that any dtype will do."""
         self._calls["broadcast"] += 1
-        whole = wire.row(tensor)
-        self._cast("broadcast", wire.as_bytes(whole), root)
-        return wire.back(whole, tensor)
+        whole = tensor_bytes.row(tensor)
+        self._cast("broadcast", tensor_bytes.as_bytes(whole), root)
+        return tensor_bytes.back(whole, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """First the shapes, then a broadcast from each."""
@@ -127,11 +127,11 @@ class Mpi:
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """A small tensor is copied and on its way; a large one is waited for, unless it may be ahead."""
         self._calls["send"] += 1
-        whole = wire.row(tensor)
+        whole = tensor_bytes.row(tensor)
         most = max(ahead, IN_FLIGHT if whole.nbytes <= EAGER else 0)
         if most and whole.data_ptr() == tensor.data_ptr():
             whole = whole.clone()
-        message = wire.as_bytes(whole)
+        message = tensor_bytes.as_bytes(whole)
         sent = self._sent.setdefault(to, deque())
         for begin in range(0, max(message.numel(), 1), PIECE):
             part = message[begin : begin + PIECE]
@@ -142,8 +142,8 @@ class Mpi:
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """Waits until all of it is there."""
         self._calls["recv"] += 1
-        whole = wire.row(tensor)
-        message = wire.as_bytes(whole)
+        whole = tensor_bytes.row(tensor)
+        message = tensor_bytes.as_bytes(whole)
         status = self._mpi.Status()
         for begin in range(0, max(message.numel(), 1), PIECE):
             part = message[begin : begin + PIECE]
@@ -153,7 +153,7 @@ class Mpi:
                 raise ManyhandsError(
                     f"recv {self._calls['recv']:,}: {came:,} bytes came where {part.numel():,} were expected"
                 )
-        return wire.back(whole, tensor)
+        return tensor_bytes.back(whole, tensor)
 
     def recv_any(self, tensor: Tensor) -> int:
         """Asks which comes first, then receives it."""
@@ -193,7 +193,7 @@ class Mpi:
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""
-        return wire.add_in_order(parts, out)
+        return tensor_bytes.add_in_order(parts, out)
 
     def close(self) -> None:
         """Wait a little for what is on its way, then give the communicator back."""
@@ -213,17 +213,18 @@ class Mpi:
                 self._comm.Free()
 
     def _gather(self, operation: str, tensor: Tensor) -> list[Tensor]:
-        mine = wire.header(tensor)
-        headers = torch.empty(self.size, wire.HEADER, dtype=torch.int64)
+        mine = tensor_bytes.header(tensor)
+        headers = torch.empty(self.size, tensor_bytes.HEADER, dtype=torch.int64)
         kind = self._mpi.INT64_T
         request = self._comm.Iallgather(
-            [self._memory(mine), wire.HEADER, kind], [self._memory(headers), wire.HEADER, kind]
+            [self._memory(mine), tensor_bytes.HEADER, kind],
+            [self._memory(headers), tensor_bytes.HEADER, kind],
         )
         self._finish(request, operation)
-        rooms = [wire.room(numbers) for numbers in headers.tolist()]
+        rooms = [tensor_bytes.room(numbers) for numbers in headers.tolist()]
         rooms[self.rank].copy_(tensor.detach())
         for root, room in enumerate(rooms):
-            self._cast(operation, wire.as_bytes(room.view(-1)), root)
+            self._cast(operation, tensor_bytes.as_bytes(room.view(-1)), root)
         return rooms
 
     def _cast(self, operation: str, message: Tensor, root: int) -> None:

@@ -9,15 +9,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from manyhands.errors import UsageError
-from manyhands.place import Place
-from manyhands.transports import wire
+from manyhands.core.errors import UsageError
+from manyhands.core.rank_info import RankInfo
+from manyhands.transports import tensor_bytes
 from manyhands.transports.base import CPU, PATIENCE, Awaited
 from manyhands.transports.waiting import poll
 
 
 @final
-class Solo:
+class SoloTransport:
     """Rank 0 of 1."""
 
     rank = 0
@@ -25,27 +25,27 @@ class Solo:
     peers_on_host: tuple[int, ...] = (0,)
 
     def __init__(
-        self, place: Place | None = None, *, device: torch.device = CPU, timeout: float = PATIENCE
+        self, place: RankInfo | None = None, *, device: torch.device = CPU, timeout: float = PATIENCE
     ) -> None:
         if place is not None and place.size != 1:
             raise UsageError(f"the solo transport has one rank, and there are {place.size} workers")
 
     @property
-    def on_host(self) -> Solo:
+    def on_host(self) -> SoloTransport:
         """Itself."""
         return self
 
     @property
-    def across(self) -> Solo:
+    def across(self) -> SoloTransport:
         """Itself."""
         return self
 
     @property
-    def messages(self) -> Solo:
+    def messages(self) -> SoloTransport:
         """Itself."""
         return self
 
-    def parts(self, groups: Sequence[tuple[int, ...]]) -> Solo:
+    def parts(self, groups: Sequence[tuple[int, ...]]) -> SoloTransport:
         """There is one."""
         return self
 
@@ -99,7 +99,7 @@ class Solo:
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""
-        return wire.add_in_order(parts, out)
+        return tensor_bytes.add_in_order(parts, out)
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -17,18 +17,18 @@ from typing import Any, NoReturn, Self, TypeVar, final
 import torch
 from torch import Tensor
 
-from manyhands.errors import PeerLostError, UsageError
-from manyhands.place import Place
-from manyhands.transports import grid, wire
+from manyhands.core.errors import PeerLostError, UsageError
+from manyhands.core.rank_info import RankInfo
+from manyhands.transports import rank_grid, tensor_bytes
 from manyhands.transports.base import CPU, EXCLUSIVE, PATIENCE, Awaited, Transport
-from manyhands.transports.solo import Solo
+from manyhands.transports.solo import SoloTransport
 from manyhands.transports.waiting import late, lost, poll
 
 T = TypeVar("T")
 
 
 @final
-class Group:
+class ThreadGroup:
     """What the ranks of one group have in common: where they meet, their letters, and who has gone."""
 
     def __init__(self, size: int, timeout: float = PATIENCE, hosts: Sequence[str] | None = None) -> None:
@@ -36,14 +36,14 @@ class Group:
         self.timeout = timeout
         self.changed = threading.Condition()
         self.gone: set[int] = set()
-        self.rooms: dict[tuple[tuple[int, ...], int], Room] = {}
+        self.rooms: dict[tuple[tuple[int, ...], int], ThreadRoom] = {}
         self.locks = [threading.Lock() for _ in range(EXCLUSIVE)]
 
-    def transport(self, rank: int) -> Threads:
+    def transport(self, rank: int) -> ThreadsTransport:
         """The transport of one rank."""
-        return Threads.inside(self.room(tuple(range(len(self.hosts)))), rank)
+        return ThreadsTransport.inside(self.room(tuple(range(len(self.hosts)))), rank)
 
-    def run(self, function: Callable[[Threads], T]) -> list[T]:
+    def run(self, function: Callable[[ThreadsTransport], T]) -> list[T]:
         """Call the function once a rank, each in its thread, and return the results by rank.
 
         A rank that has returned or failed is gone: whoever waits for it then fails. The failure raised here
@@ -69,10 +69,10 @@ class Group:
             raise failures[min(failures, key=lambda rank: (isinstance(failures[rank], PeerLostError), rank))]
         return results
 
-    def room(self, ranks: tuple[int, ...], number: int = 0) -> Room:
+    def room(self, ranks: tuple[int, ...], number: int = 0) -> ThreadRoom:
         """Where these ranks meet; in rooms of other numbers they meet for something else."""
         with self.changed:
-            return self.rooms.setdefault((ranks, number), Room(self, ranks))
+            return self.rooms.setdefault((ranks, number), ThreadRoom(self, ranks))
 
     def leave(self, rank: int) -> None:
         """From now on nobody waits for this rank."""
@@ -87,10 +87,10 @@ class Group:
 
 
 @final
-class Room:
+class ThreadRoom:
     """Meetings and letters of some ranks of a group, who are numbered anew in here."""
 
-    def __init__(self, group: Group, ranks: tuple[int, ...]) -> None:
+    def __init__(self, group: ThreadGroup, ranks: tuple[int, ...]) -> None:
         self.group, self.ranks = group, ranks
         self.meetings: dict[int, dict[int, Any]] = defaultdict(dict)
         self.letters: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
@@ -118,31 +118,31 @@ class Room:
 
 
 @final
-class Threads:
+class ThreadsTransport:
     """One rank of a group; by its place, that of the group which rank 0 makes and hands around."""
 
     rank: int
     size: int
     peers_on_host: tuple[int, ...]
 
-    def __init__(self, place: Place, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
-        made = Group(place.size, timeout, place.hosts) if place.rank == 0 else None
-        group: Group = place.line.exchange(made)[0]
+    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+        made = ThreadGroup(place.size, timeout, place.hosts) if place.rank == 0 else None
+        group: ThreadGroup = place.line.exchange(made)[0]
         self._enter(group.room(tuple(range(place.size))), place.rank)
 
     @classmethod
-    def inside(cls, room: Room, rank: int) -> Self:
+    def inside(cls, room: ThreadRoom, rank: int) -> Self:
         """The transport of one rank among those who meet in a room."""
         made = cls.__new__(cls)
         made._enter(room, rank)
         return made
 
-    def _enter(self, room: Room, rank: int) -> None:
+    def _enter(self, room: ThreadRoom, rank: int) -> None:
         self.rank, self.size = rank, len(room.ranks)
         self._room, self._calls, self._meetings, self._parts = room, Counter[str](), 0, 0
         hosts = [room.group.hosts[member] for member in room.ranks]
-        self.peers_on_host = grid.line_of(rank, grid.rows(hosts))
-        self._column = grid.line_of(rank, grid.columns(hosts))
+        self.peers_on_host = rank_grid.line_of(rank, rank_grid.rows(hosts))
+        self._column = rank_grid.line_of(rank, rank_grid.columns(hosts))
 
     @cached_property
     def on_host(self) -> Transport:
@@ -155,20 +155,20 @@ class Threads:
         return self._among(self._column)
 
     @property
-    def messages(self) -> Threads:
+    def messages(self) -> ThreadsTransport:
         """Itself."""
         return self
 
     def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
         """In a room of their own each."""
         self._parts += 1
-        return self._among(grid.line_of(self.rank, groups), self._parts)
+        return self._among(rank_grid.line_of(self.rank, groups), self._parts)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Each rank sums everything, in rank order."""
-        whole = wire.row(tensor)
-        wire.add_in_order(self._meet("all_reduce", whole.clone()), whole)
-        return wire.back(whole, tensor)
+        whole = tensor_bytes.row(tensor)
+        tensor_bytes.add_in_order(self._meet("all_reduce", whole.clone()), whole)
+        return tensor_bytes.back(whole, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Everyone brings something, the root's is taken."""
@@ -241,7 +241,7 @@ class Threads:
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """Summed where they lie."""
-        return wire.add_in_order(parts, out)
+        return tensor_bytes.add_in_order(parts, out)
 
     def close(self) -> None:
         """Whoever still waits for this rank learns that it is gone."""
@@ -252,9 +252,9 @@ class Threads:
         if len(peers) == self.size:
             return self
         if len(peers) == 1:
-            return Solo()
+            return SoloTransport()
         ranks = tuple(self._room.ranks[peer] for peer in peers)
-        return Threads.inside(self._room.group.room(ranks, number), peers.index(self.rank))
+        return ThreadsTransport.inside(self._room.group.room(ranks, number), peers.index(self.rank))
 
     def _begin(self, operation: str) -> str:
         self._calls[operation] += 1

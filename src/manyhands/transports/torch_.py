@@ -24,13 +24,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyhands.addresses import listener
-from manyhands.addresses import source as _source
-from manyhands.errors import ManyhandsError, UsageError
-from manyhands.place import Place
-from manyhands.transports import wire
+from manyhands.core.addresses import listener
+from manyhands.core.addresses import source as _source
+from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.core.rank_info import RankInfo
+from manyhands.transports import tensor_bytes
 from manyhands.transports.base import CPU, PATIENCE, Awaited, Transport
-from manyhands.transports.solo import Solo
+from manyhands.transports.solo import SoloTransport
 from manyhands.transports.waiting import late, lost, poll
 
 T = TypeVar("T")
@@ -59,10 +59,10 @@ _CLOSED = re.compile(
 
 
 @final
-class Torch:
+class TorchTransport:
     """A process group; no memory is shared."""
 
-    def __init__(self, place: Place, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
         if dist.is_initialized():
             raise UsageError("transport torch: torch.distributed is already in use in this process")
         self._backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
@@ -98,7 +98,7 @@ class Torch:
 
     def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
         """The transport of this rank's group; all ranks must ask for the same groups."""
-        mine: Transport = Solo()
+        mine: Transport = SoloTransport()
         for ranks in groups:
             members = tuple(self._members[rank] for rank in ranks)
             with _interface_towards(self._address):
@@ -114,17 +114,17 @@ class Torch:
         return mine
 
     @property
-    def on_host(self) -> Solo:
+    def on_host(self) -> SoloTransport:
         """No memory is shared."""
-        return Solo()
+        return SoloTransport()
 
     @property
-    def across(self) -> Torch:
+    def across(self) -> TorchTransport:
         """All of it."""
         return self
 
     @property
-    def messages(self) -> Torch:
+    def messages(self) -> TorchTransport:
         """Itself."""
         return self
 
@@ -132,18 +132,18 @@ class Torch:
         """In gloo's or NCCL's order: fixed, and the same at every rank."""
         if tensor.dtype not in _SUMMED:
             parts = self._gather("all_reduce", tensor)
-            tensor.detach().copy_(wire.add_in_order(parts, torch.empty_like(parts[0])))
+            tensor.detach().copy_(tensor_bytes.add_in_order(parts, torch.empty_like(parts[0])))
             return tensor
         whole = self._row(tensor)
         self._do("all_reduce", lambda: dist.all_reduce(whole, group=self.process_group))
-        return wire.back(whole, tensor)
+        return tensor_bytes.back(whole, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """As bytes, so that any dtype will do."""
         whole = self._row(tensor)
-        message = wire.as_bytes(whole)
+        message = tensor_bytes.as_bytes(whole)
         self._do("broadcast", lambda: dist.broadcast(message, group=self.process_group, group_src=root))
-        return wire.back(whole, tensor)
+        return tensor_bytes.back(whole, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """First the shapes, then all as long as the longest."""
@@ -151,14 +151,14 @@ class Torch:
 
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
         """A small tensor is copied and on its way; a large one is waited for, unless it may be ahead."""
-        whole = wire.row(tensor)
+        whole = tensor_bytes.row(tensor)
         most = max(ahead, IN_FLIGHT if whole.nbytes <= EAGER else 0)
         if most and whole.data_ptr() == tensor.data_ptr():
             whole = whole.clone()
         sent = self._sent.setdefault(to, deque())
 
         def post() -> None:
-            work = dist.isend(wire.as_bytes(whole), group=self.process_group, group_dst=to)
+            work = dist.isend(tensor_bytes.as_bytes(whole), group=self.process_group, group_dst=to)
             assert work is not None
             sent.append((work, whole))
             while len(sent) > most:
@@ -168,17 +168,17 @@ class Torch:
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """Waits until all of it is there."""
-        whole = wire.row(tensor)
-        message = wire.as_bytes(whole)
+        whole = tensor_bytes.row(tensor)
+        message = tensor_bytes.as_bytes(whole)
         self._do("recv", lambda: dist.recv(message, group=self.process_group, group_src=source), source)
-        return wire.back(whole, tensor)
+        return tensor_bytes.back(whole, tensor)
 
     def recv_any(self, tensor: Tensor) -> int:
         """Waits until all of the first is there."""
-        whole = wire.row(tensor)
-        message = wire.as_bytes(whole)
+        whole = tensor_bytes.row(tensor)
+        message = tensor_bytes.as_bytes(whole)
         source: int = self._do("recv_any", lambda: dist.recv(message, group=self.process_group))
-        wire.back(whole, tensor)
+        tensor_bytes.back(whole, tensor)
         return self._members.index(source)
 
     def barrier(self) -> None:
@@ -206,7 +206,7 @@ class Torch:
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
         """The sum in their order."""
-        return wire.add_in_order(parts, out)
+        return tensor_bytes.add_in_order(parts, out)
 
     def close(self) -> None:
         """Wait a little for what is on its way, then end the group."""
@@ -222,20 +222,20 @@ class Torch:
             dist.destroy_process_group()
 
     def _row(self, tensor: Tensor) -> Tensor:
-        return wire.row(tensor, stay=self._backend != "gloo")
+        return tensor_bytes.row(tensor, stay=self._backend != "gloo")
 
     def _gather(self, operation: str, tensor: Tensor) -> list[Tensor]:
         group, whole = self.process_group, self._row(tensor)
-        headers = [torch.empty(wire.HEADER, dtype=torch.int64) for _ in range(self.size)]
-        self._do(operation, lambda: dist.all_gather(headers, wire.header(tensor), group=group))
-        rooms = [wire.room(header.tolist(), whole.device) for header in headers]
+        headers = [torch.empty(tensor_bytes.HEADER, dtype=torch.int64) for _ in range(self.size)]
+        self._do(operation, lambda: dist.all_gather(headers, tensor_bytes.header(tensor), group=group))
+        rooms = [tensor_bytes.room(header.tolist(), whole.device) for header in headers]
         longest = max(room.nbytes for room in rooms)
         padded = torch.zeros(longest, dtype=torch.uint8, device=whole.device)
-        padded[: whole.nbytes].copy_(wire.as_bytes(whole))
+        padded[: whole.nbytes].copy_(tensor_bytes.as_bytes(whole))
         rows = [torch.empty_like(padded) for _ in range(self.size)]
         self._do(operation, lambda: dist.all_gather(rows, padded, group=group), count=0)
         for room, row in zip(rooms, rows, strict=True):
-            wire.as_bytes(room.view(-1)).copy_(row[: room.nbytes])
+            tensor_bytes.as_bytes(room.view(-1)).copy_(row[: room.nbytes])
         return rooms
 
     def _do(self, operation: str, call: Callable[[], T], peer: int | None = None, count: int = 1) -> T:
@@ -254,7 +254,7 @@ class Torch:
         return lost(doing, who) if _CLOSED.search(str(error)) else error
 
 
-def _rendezvous(place: Place, timeout: float) -> tuple[Any, str]:
+def _rendezvous(place: RankInfo, timeout: float) -> tuple[Any, str]:
     """A store that rank 0 keeps on a port of its own and tells the others by the line, and its address."""
     patience = timedelta(seconds=timeout)
     address = _address(place) if place.rank == 0 else ""
@@ -288,7 +288,7 @@ def _store(address: str, port: int, patience: timedelta, **keeping: Any) -> Any:
     )
 
 
-def _address(place: Place) -> str:
+def _address(place: RankInfo) -> str:
     """By which the workers of all hosts reach this one."""
     others = [host for host in place.hosts if host != place.host]
     if not others:

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from manyhands import environment, words
-from manyhands.errors import DeadlineError, PeerLostError
+from manyhands.core import environment, formatting
+from manyhands.core.errors import DeadlineError, PeerLostError
 
 SPINS = 4000  # looks at a flag, some 40 ns each, before the core is offered to others
 YIELDING = 2e-3  # seconds of offering the core before the first sleep
@@ -104,7 +104,7 @@ def workers(ranks: Sequence[int]) -> str:
 
 def late(timeout: float, doing: str, ranks: Sequence[int] = ()) -> DeadlineError:
     """`waited 3.0 s in barrier 12 for worker 1`."""
-    return DeadlineError(f"waited {words.duration(timeout)} in {doing} for {workers(ranks)}")
+    return DeadlineError(f"waited {formatting.duration(timeout)} in {doing} for {workers(ranks)}")
 
 
 def lost(doing: str, ranks: Sequence[int] = ()) -> PeerLostError:

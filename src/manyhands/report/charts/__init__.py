@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyhands.report.charts import (
     asynchrony,
-    generalisation,
+    generalization,
     learning,
     machine,
     regimes,
@@ -59,7 +59,7 @@ CHARTS = (
         "accuracy-by-batch",
         "Accuracy against batch",
         "A line that falls pays for its large batch with accuracy. Bars: 95 % interval over seeds.",
-        generalisation.figure,
+        generalization.figure,
     ),
     Chart(
         "curves",

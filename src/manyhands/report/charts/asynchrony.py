@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis.asynchrony import Asynchrony
+from manyhands.core import formatting
 from manyhands.report.charts import common
 from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
@@ -141,5 +141,5 @@ def _sentence(task: str, mine: list[Asynchrony]) -> str:
     if 0.95 <= most.samples_ratio <= 1.05:
         return text + ", and it needs as many samples as the synchronous way."
     more = "more" if most.samples_ratio > 1 else "fewer"
-    share = words.percent(abs(most.samples_ratio - 1))
+    share = formatting.percent(abs(most.samples_ratio - 1))
     return f"{text}, and it needs {share} {more} samples than the synchronous way."

@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from manyhands import words
+from manyhands.core import formatting
 from manyhands.report import palette
 from manyhands.report.figure import Row
 
@@ -95,8 +95,8 @@ def sentence(parts: Sequence[str]) -> str:
 def spoken(variant: str, workers: int, threads: int = 1) -> str:
     """`allreduce with 2 workers`, for sentences."""
     if variant == "single":
-        return f"single with {words.plural(threads, 'thread')}"
-    return f"{variant} with {words.plural(workers, 'worker')}"
+        return f"single with {formatting.plural(threads, 'thread')}"
+    return f"{variant} with {formatting.plural(workers, 'worker')}"
 
 
 def many(title: str, field: str) -> alt.X:

@@ -7,9 +7,9 @@ from itertools import product
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis import groups
-from manyhands.record import Evaluation, RunRecord
+from manyhands.core import formatting
+from manyhands.records.record import Evaluation, RunRecord
 from manyhands.report.charts import common
 from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
@@ -93,7 +93,9 @@ def _panels(findings: Findings, task: str, drawn: list[RunRecord], text: str) ->
 
 
 def _target(record: RunRecord) -> list[Row]:
-    return [{"target": record.target, "name": f"target {words.threshold(record.target, record.metric_name)}"}]
+    return [
+        {"target": record.target, "name": f"target {formatting.threshold(record.target, record.metric_name)}"}
+    ]
 
 
 def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, by: str) -> alt.LayerChart:
@@ -163,22 +165,23 @@ def _distance(record: RunRecord) -> float:
 def _sentence(task: str, drawn: list[RunRecord]) -> str:
     arrived = [record for record in drawn if record.target_samples is not None]
     name = drawn[0].metric_name
-    target = words.threshold(drawn[0].target, name)
+    target = formatting.threshold(drawn[0].target, name)
     if not arrived:
         best = min(drawn, key=_distance)
         return (
             f"{task}: none of the runs drawn here reached {target}; the nearest is {groups.title(best)} "
-            f"with {words.score(best.best_metric, name)}."
+            f"with {formatting.score(best.best_metric, name)}."
         )
     frugal = min(arrived, key=lambda record: record.target_samples or 0)
     if not all(record.timed for record in drawn):
-        samples = words.count(frugal.target_samples or 0, frugal.unit)
+        samples = formatting.count(frugal.target_samples or 0, frugal.unit)
         return f"{task}: {groups.title(frugal)} is first at {target}, after {samples}."
     quick = min(arrived, key=lambda record: record.target_seconds or 0.0)
     text = f"{task}: {groups.title(quick)} is first at {target} by the clock"
     if frugal is quick:
         return text + ", and needs the fewest samples too."
     return (
-        f"{text}, {groups.title(frugal)} by samples: {words.count(frugal.target_samples or 0, frugal.unit)} "
-        f"against {words.count(quick.target_samples or 0, quick.unit)}."
+        f"{text}, {groups.title(frugal)} by samples: "
+        f"{formatting.count(frugal.target_samples or 0, frugal.unit)} "
+        f"against {formatting.count(quick.target_samples or 0, quick.unit)}."
     )

@@ -6,8 +6,8 @@ import datetime
 
 import altair as alt
 
-from manyhands import words
-from manyhands.analysis.stats import NOISY, at_its_best
+from manyhands.core import formatting
+from manyhands.core.statistics import NOISY, at_its_best
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, tidy
 from manyhands.report.findings import Findings
@@ -32,19 +32,19 @@ def figure(findings: Findings) -> Figure | None:
                 "minutes": tidy((at - start).total_seconds() / 60),
                 "slower": tidy(slower),
                 "state": "noisy" if slower > NOISY else "quiet",
-                "took": words.duration(each.seconds),
+                "took": formatting.duration(each.seconds),
             }
         )
     noisy = sum(each.seconds / best - 1 > NOISY for each in found)
     worst = max(each.seconds for each in found) / best - 1
     text = (
-        f"The machine was at most {words.percent(worst)} slower than at its best; "
+        f"The machine was at most {formatting.percent(worst)} slower than at its best; "
         + (
             f"{noisy} of {len(found)} calibrations found it"
             if noisy
             else f"none of {len(found)} calibrations found it"
         )
-        + f" noisy (over {words.percent(NOISY)} slower)."
+        + f" noisy (over {formatting.percent(NOISY)} slower)."
     )
     base = common.rows().encode(
         x=alt.X("minutes:Q", title="minutes since the study began", axis=alt.Axis(tickCount=8)),
@@ -68,7 +68,9 @@ def figure(findings: Findings) -> Figure | None:
     level = common.rows("limit").encode(y="slower:Q")
     view = common.layered(
         level.mark_rule(style="guide"),
-        level.mark_text(style="note", align="left", x=4, dy=-6, text=f"noisy beyond {words.percent(NOISY)}"),
+        level.mark_text(
+            style="note", align="left", x=4, dy=-6, text=f"noisy beyond {formatting.percent(NOISY)}"
+        ),
         base.mark_line(strokeWidth=1, strokeOpacity=0.5, color="#0072b2"),
         base.mark_point(size=40).encode(color=colour, shape=shape, tooltip=tip),
     )

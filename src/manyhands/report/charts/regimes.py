@@ -8,9 +8,10 @@ from typing import Any
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis.noise_scale import NoiseScale
-from manyhands.analysis.regimes import Estimate, Regimes, curve
+from manyhands.analysis.regimes import Regimes, curve
+from manyhands.core import formatting
+from manyhands.core.statistics import Estimate
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
@@ -117,7 +118,7 @@ def _panel(fit: Regimes) -> Panel:
 
 
 def _axis(fit: Regimes) -> str:
-    return f"steps to {words.threshold(fit.target, fit.metric_name)} {fit.metric_name}"
+    return f"steps to {formatting.threshold(fit.target, fit.metric_name)} {fit.metric_name}"
 
 
 def _fitted(fit: Regimes, low: float, high: float) -> dict[str, list[Row]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis.scaling import Curve
+from manyhands.core import formatting
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, tidy
 from manyhands.report.findings import Findings
@@ -31,7 +31,9 @@ def figure(findings: Findings) -> Figure | None:
         return None
     left = sum(curve.task in findings.tasks for curve in findings.curves) - drawn
     note = (
-        f"{words.plural(left, 'further curve')} at other batches can be read from the table." if left else ""
+        f"{formatting.plural(left, 'further curve')} at other batches can be read from the table."
+        if left
+        else ""
     )
     return Figure(common.sentence(told), panels, note)
 
@@ -160,11 +162,11 @@ def _sentence(curves: list[Curve], data: list[Row]) -> str:
     first = curves[0]
     baseline = first.baseline.name if first.baseline else "one worker"
     text = (
-        f"{_title(first)}: {best['variant']} with {words.plural(best['workers'], 'worker')} is "
+        f"{_title(first)}: {best['variant']} with {formatting.plural(best['workers'], 'worker')} is "
         f"{best['speed_up']:.2f}x as fast as {baseline}"
     )
     if best["efficiency"] is not None and best["workers"] > 1:
-        text += f" ({words.percent(best['efficiency'])} efficiency)"
+        text += f" ({formatting.percent(best['efficiency'])} efficiency)"
     more: Any = [
         row for row in data if row["variant"] == best["variant"] and row["workers"] > best["workers"]
     ]

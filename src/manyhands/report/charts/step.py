@@ -7,8 +7,8 @@ from typing import Any
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis.breakdown import Breakdown
+from manyhands.core import formatting
 from manyhands.report import palette
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
@@ -38,7 +38,7 @@ def _threads(findings: Findings, each: Breakdown) -> str:
 def _name(findings: Findings, each: Breakdown, batch: int | None) -> str:
     threads = _threads(findings, each)
     name = (
-        f"{each.variant} · {words.plural(int(threads), 'thread')}"
+        f"{each.variant} · {formatting.plural(int(threads), 'thread')}"
         if threads
         else f"{each.variant} · {each.workers}"
     )
@@ -75,7 +75,7 @@ def breakdown(findings: Findings) -> Figure | None:
                 "order": order,
                 "ms": tidy(1e6 * each.phases[phase] / each.batch),
                 "share": tidy(each.phases[phase] / (sum(each.phases.values()) or 1.0)),
-                "step": words.duration(each.step_seconds),
+                "step": formatting.duration(each.step_seconds),
                 "run": common.short(each.run),
             }
             for each in shown
@@ -124,7 +124,9 @@ def _lost(findings: Findings, task: str, shown: list[Breakdown]) -> str:
     if share < 0.05:
         return f"{task}: no strategy loses as much as 5 % of its step to communication, waiting or data."
     word = {"wait": "waiting for others", "data": "waiting for data"}.get(phase, phase)
-    return f"{task}: {name} spends {words.percent(share)} of its step on {word}, the largest loss of all."
+    return (
+        f"{task}: {name} spends {formatting.percent(share)} of its step on {word}, the largest loss of all."
+    )
 
 
 def communication(findings: Findings) -> Figure | None:
@@ -139,7 +141,7 @@ def communication(findings: Findings) -> Figure | None:
                 "variant": each.variant,
                 "title": names[each.run],
                 "megabytes": tidy(each.bytes_a_step / each.batch / 1e3),
-                "shown": f"{words.size(each.bytes_a_step)} a step",
+                "shown": f"{formatting.size(each.bytes_a_step)} a step",
                 "messages": tidy(each.messages_a_step),
                 "run": common.short(each.run),
             }
@@ -193,7 +195,7 @@ def _taken(findings: Findings, each: Breakdown) -> str:
     """The memory of the largest rank, and whose it is where that is not the host's."""
     record = findings.by_run.get(each.run)
     on_gpu = record is not None and record.memory_of == "device"
-    return words.size(each.memory) + (" of the GPU" if on_gpu else "")
+    return formatting.size(each.memory) + (" of the GPU" if on_gpu else "")
 
 
 def _bars(
@@ -230,4 +232,4 @@ def _bars(
 def _moved(each: Breakdown) -> str:
     """By 1,000 samples."""
     moved = 1e3 * each.bytes_a_step / each.batch
-    return words.size(moved) if moved >= 1000 else "next to nothing"
+    return formatting.size(moved) if moved >= 1000 else "next to nothing"

@@ -8,9 +8,9 @@ from typing import Any
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis.scaling import Point
 from manyhands.analysis.target import ToTarget
+from manyhands.core import formatting
 from manyhands.report import palette
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
@@ -57,7 +57,7 @@ def _place(each: ToTarget) -> tuple[str, int, int]:
 
 def _row_name(each: ToTarget | Point) -> str:
     if each.variant == "single":
-        return f"single · {words.plural(each.threads, 'thread')}"
+        return f"single · {formatting.plural(each.threads, 'thread')}"
     return f"{each.variant} · {each.workers}"
 
 
@@ -100,12 +100,12 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
     share = (math.log(seconds) - low) / ((high - low) or 1.0)
     more = " (seconds a step x steps)"
     if each.seconds is not None:
-        interval = f" ({words.duration(each.seconds.low)} to {words.duration(each.seconds.high)})"
+        interval = f" ({formatting.duration(each.seconds.low)} to {formatting.duration(each.seconds.high)})"
         more = interval if each.seconds.n > 1 else ""
     return row | {
         "seconds": tidy(seconds),
         "label": _brief(seconds),
-        "shown": words.duration(seconds) + more,
+        "shown": formatting.duration(seconds) + more,
         "steps": tidy(each.steps.median) if each.steps else None,
         "bright": share < 0.45,
     }
@@ -147,7 +147,7 @@ def _map(task: str, data: list[Row], one: ToTarget, text: str) -> Panel:
         .encode(text="label:N", color=alt.condition("datum.bright", alt.value(light), alt.value(dark)))
     )
     nothing = base.transform_filter("datum.seconds == null").mark_text(style="note").encode(text="label:N")
-    target = words.threshold(one.target, one.metric_name)
+    target = formatting.threshold(one.target, one.metric_name)
     return Panel(
         f"{task} · seconds to {target} {one.metric_name}",
         common.layered(cells.transform_filter("datum.seconds != null"), numbers, nothing),
@@ -163,10 +163,10 @@ def _quickest(timed: list[ToTarget], batches: int) -> str:
     among = f" of {batches} batches" if batches > 1 else ""
     text = (
         f"{best.task}: {_spoken(best)} at batch {best.batch:,}{among} is the first to arrive, "
-        f"after {words.duration(_late(best))}"
+        f"after {formatting.duration(_late(best))}"
     )
     if slow is not best:
-        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {words.duration(_late(slow))}"
+        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {formatting.duration(_late(slow))}"
     return text + "."
 
 
@@ -200,7 +200,7 @@ def _best_times(timed: list[ToTarget]) -> list[Row]:
             "value": tidy(each.seconds.median),
             "low": tidy(each.seconds.low),
             "high": tidy(each.seconds.high),
-            "shown": words.duration(each.seconds.median),
+            "shown": formatting.duration(each.seconds.median),
             "run": common.runs(each.runs),
         }
         for each in best.values()

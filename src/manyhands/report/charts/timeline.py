@@ -6,9 +6,9 @@ from collections import Counter
 
 import altair as alt
 
-from manyhands import words
 from manyhands.analysis import groups
-from manyhands.record import RunRecord
+from manyhands.core import formatting
+from manyhands.records.record import RunRecord
 from manyhands.report import palette
 from manyhands.report.charts import common
 from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
@@ -117,7 +117,7 @@ def busy(record: RunRecord) -> list[float]:
 
 
 def _took(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else words.duration(seconds)
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else formatting.duration(seconds)
 
 
 def _sentence(record: RunRecord) -> str:
@@ -127,15 +127,16 @@ def _sentence(record: RunRecord) -> str:
     whole = max(span.end for line in record.timeline for span in line)
     name = f"{groups.title(record)} ({groups.task_name(record)})"
     if len(shares) == 1:
-        return f"{name}: {_took(whole)}, of which {words.percent(shares[0])} is work."
+        return f"{name}: {_took(whole)}, of which {formatting.percent(shares[0])} is work."
     most = max(range(len(shares)), key=lambda k: shares[k])
     least = min(range(len(shares)), key=lambda k: shares[k])
     what = "stage" if record.spec.stages > 1 else "worker"
     if shares[most] - shares[least] < 0.05:
         return (
-            f"{name}: each {what} works for about {words.percent(shares[most])} of the {_took(whole)} shown."
+            f"{name}: each {what} works for about {formatting.percent(shares[most])} of the "
+            f"{_took(whole)} shown."
         )
     return (
-        f"{name}: of the {_took(whole)} shown {what} {most} works for {words.percent(shares[most])}, "
-        f"{what} {least} for {words.percent(shares[least])}."
+        f"{name}: of the {_took(whole)} shown {what} {most} works for {formatting.percent(shares[most])}, "
+        f"{what} {least} for {formatting.percent(shares[least])}."
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 
 
 def conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -18,7 +18,7 @@ def conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[n
 class PadShortcut(nn.Module):
     """Option A of He et al.: every second pixel, and zeros for the channels that are new; no parameters."""
 
-    uses_all_members = True  # strategies/always.py
+    uses_all_members = True  # strategies/data_parallel/used_parameters.py
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

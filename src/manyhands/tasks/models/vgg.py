@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from manyhands.errors import UsageError
+from manyhands.core.errors import UsageError
 
 # (channels, convolutions) of each stage; a stage ends by halving the image
 CONFIGURATION_E = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))

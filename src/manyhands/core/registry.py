@@ -1,0 +1,103 @@
+"""An axis is a plain dict from a name to where its member lives; members are imported when chosen."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import TypeAdapter, ValidationError
+
+from manyhands.core.errors import UsageError, choices, shown, unknown
+
+# types for the options of a builder: what they allow is checked before it is called
+Count = Annotated[int, Ge(1), Le(10**9)]
+Positive = Annotated[float, Gt(0)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of an axis: `module:attribute`, and what it is in one line."""
+
+    where: str
+    says: str
+
+
+Axis = Mapping[str, Entry]
+Builder = Callable[..., Any]
+
+
+def member(what: str, axis: Axis, name: str) -> Any:
+    """Import the member of an axis by its name, or say which names there are."""
+    if name not in axis:
+        raise unknown(what, name, axis)
+    return load(axis[name].where)
+
+
+def load(where: str) -> Any:
+    """Import `module:attribute`."""
+    module, attribute = where.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Option(NamedTuple):
+    """One keyword that a member's builder takes."""
+
+    name: str
+    type: Any
+    default: Any
+
+
+def options(builder: Builder) -> dict[str, Option]:
+    """The options of a member: the keyword-only parameters of its builder."""
+    signature = inspect.signature(builder, eval_str=True)
+    return {
+        name: Option(name, parameter.annotation, parameter.default)
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def parse(owner: str, builder: Builder, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options someone gave against the builder's signature and turn text into its types."""
+    known = options(builder)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{owner} has no option {shown(name)} ({choices(name, known)})")
+    return {name: _convert(owner, known[name], value) for name, value in given.items()}
+
+
+def _convert(owner: str, option: Option, value: Any) -> Any:
+    kind = option.type
+    if isinstance(value, str) and str(kind).startswith("tuple["):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if value is None or (isinstance(value, str) and value.lower() == "none" and type(None) in _union(kind)):
+        return None
+    try:
+        found = TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        reason = reason_of(error).removeprefix("should be ")
+        raise UsageError(f"{owner}: option {option.name} = {shown(value)} is not {reason}") from None
+    if isinstance(found, int) and abs(found) >= 2**63:
+        raise UsageError(f"{owner}: option {option.name} = {shown(value)} is not below 2**63")
+    if isinstance(found, float) and not math.isfinite(found):
+        raise UsageError(f"{owner}: option {option.name} = {shown(value)} is not a finite number")
+    return found
+
+
+def reason_of(error: ValidationError) -> str:
+    """`should be a valid integer`; where there are choices, all of them."""
+    first = error.errors()[0]
+    if first["type"] == "int_parsing_size":
+        return "should be a whole number below 2**63"
+    text = first["msg"].lower().removeprefix("input ")
+    return text if first["type"] == "literal_error" else text.split(",")[0]
+
+
+def _union(kind: Any) -> tuple[Any, ...]:
+    return tuple(getattr(kind, "__args__", ()))

@@ -1,0 +1,66 @@
+"""Where an error comes from: the deepest line of the user's own code, and a log for the whole traceback."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+_INSTALLED = ("site-packages", "dist-packages")
+_NOT_THE_USERS = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (Path(__file__).parents[1], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+)
+TOLD = "the whole traceback is in "
+
+
+def users_line(trace: TracebackType | None) -> str:
+    """`task.py:6 in forward`; empty where the error passed through no line of the user's.
+
+    Most errors of a model are raised by torch, which is right to complain: the line that called it is wrong.
+    """
+    place = ""
+    for frame, line in traceback.walk_tb(trace):
+        code = frame.f_code
+        if _is_the_users(code.co_filename):
+            place = f"{_short(code.co_filename)}:{line} in {code.co_name}"
+    return place
+
+
+def headline(place: str, error: BaseException | str, text: str = "") -> str:
+    """`task.py:6 in forward: RuntimeError: mat1 and mat2 ...`: the place, then the error's first line."""
+    name = error if isinstance(error, str) else type(error).__name__
+    said = (text or ("" if isinstance(error, str) else str(error))).strip().splitlines()
+    return ": ".join([place, name, *said[:1]])
+
+
+def keep(error: BaseException, log: Path, title: str) -> None:
+    """Append the traceback to a log and let the error say so; not where that cannot be written."""
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    whole = "".join(traceback.format_exception(error))
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"--- {now} {title}, pid {os.getpid()}\n{whole}")
+    except OSError:
+        return  # a full disk: the command line finds another place
+    error.add_note(f"{TOLD}{log}")
+
+
+def _is_the_users(filename: str) -> bool:
+    if filename.startswith("<"):  # made at run time
+        return False
+    path = Path(filename).absolute()
+    installed = any(part in _INSTALLED for part in path.parts)
+    return not installed and not str(path).startswith(_NOT_THE_USERS)
+
+
+def _short(filename: str) -> str:
+    """Seen from where the command was given, where it is below that."""
+    try:
+        return str(Path(filename).resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return filename

@@ -1,0 +1,125 @@
+"""Going on: rank 0 chooses and checks the checkpoint, and every rank has that very one before a step.
+
+Ranks may see other files than rank 0 does: a folder that is not shared, one that lags behind, a file that
+only some may read. So the others read nothing. What rank 0 has chosen travels to them over the transport, all
+compare what they hold, and nothing is written before all have loaded it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from manyhands.core.errors import CheckpointError
+from manyhands.core.rank_info import RankInfo
+from manyhands.data.order import key
+from manyhands.engine.checkpoint.saved_state import SavedState, check_generators, read
+from manyhands.engine.checkpoint.storage import Checkpoint, Checkpoints, restore_random_state
+from manyhands.engine.checkpoint.tensor_checks import Checking, without_optimizer
+from manyhands.engine.context import RankContext, seed
+from manyhands.records.run_folder import RunFolder
+from manyhands.transports.base import Transport
+from manyhands.transports.broadcast import broadcast_tensors
+
+
+def choose(
+    station: RankContext,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+    accept: frozenset[str],
+    say: Callable[[str], None],
+) -> Checkpoint | None:
+    """The newest good checkpoint by rank 0's files, at every rank; None where rank 0 has none."""
+    mine = None
+    if station.place.rank == 0:
+        converts = getattr(torch, folder.spec().dtype) if accept else None
+        # a run whose settings were changed may have come further than the new ones say
+        limit = None if accept else station.horizon + station.feed.order.batch
+        mine = checkpoints.latest(say, accept, lambda saved: _checked(saved, station, converts, limit, say))
+    return agree(station.place, station.transport, mine)
+
+
+def agree(place: RankInfo, transport: Transport, mine: Checkpoint | None) -> Checkpoint | None:
+    """Rank 0's checkpoint, at every rank; that they are the same is compared, not believed."""
+    if place.size == 1:
+        return mine
+    offered: tuple[int, str] | None = place.line.exchange(_mark(mine))[0]
+    if offered is None:
+        return None
+    tensors, text = broadcast_tensors(
+        transport, mine.tensors if mine else None, json.dumps(mine.state) if mine else ""
+    )
+    got = mine or Checkpoint(tensors, json.loads(text))
+    for rank, mark in enumerate(place.line.exchange(_mark(got))):
+        if mark is not None and mark != offered:  # None: it is gone
+            raise CheckpointError(
+                f"worker {rank} ({place.hosts[rank]}) got another checkpoint than worker 0 sent: step "
+                f"{mark[0]:,} ({mark[1]}) instead of step {offered[0]:,} ({offered[1]}); try again"
+            )
+    return got
+
+
+def all_loaded(place: RankInfo, step: int) -> None:
+    """Return when every rank has loaded what was agreed on: until then nothing is written."""
+    if place.size > 1:
+        place.line.exchange(step)
+
+
+def restore_generators(saved: Checkpoint, numbers: SavedState, station: RankContext) -> None:
+    """This rank's own where the checkpoint has them; a rank that it does not know begins anew."""
+    rank, hardware = station.place.rank, station.hardware
+    if rank >= len(numbers.random):
+        seed(key(station.spec.seed, rank, numbers.position.step), hardware)
+        return
+    mark = random_name("random/", rank)
+    own = {
+        name.replace(mark, "random/", 1): tensor
+        for name, tensor in saved.tensors.items()
+        if name.startswith(mark)
+    }
+    restore_random_state(own, numbers.random[rank].model_dump(), hardware)
+
+
+def random_name(name: str, rank: int) -> str:
+    """Rank 0's keep their names, so that any strategy's checkpoint is like one worker's."""
+    return name if rank == 0 else name.replace("random/", f"random/{rank}/", 1)
+
+
+def how_to_go_on(folder: RunFolder) -> str:
+    """What a user can do after a run ended before its end."""
+    steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(folder.checkpoints, "").paths()]
+    command = f"manyhands train --resume {folder.path}"
+    if steps:
+        return f"the last checkpoint is of step {steps[-1]:,}; continue with: {command}"
+    return f"there is no checkpoint yet; once the cause is removed, start from the beginning with: {command}"
+
+
+def _mark(saved: Checkpoint | None) -> tuple[int, str] | None:
+    """By which two checkpoints are told apart."""
+    return (saved.state["position"]["step"], saved.checksum) if saved else None
+
+
+def _checked(
+    saved: Checkpoint,
+    station: RankContext,
+    converts: Any,
+    limit: int | None,
+    say: Callable[[str], None],
+) -> Checkpoint:
+    """A checkpoint of which every number and every tensor is as this run would have written it."""
+    numbers = read(saved.state, limit)
+    ranks = len(numbers.random)
+    check_generators(saved.tensors, ranks)
+    before, now = numbers.optimizer, station.recipe.optimizer
+    tensors = saved.tensors if before == now else without_optimizer(saved.tensors)
+    checking = Checking(station.worker.model, station.recipe, ranks, converts)
+    tensors = checking.check(tensors)
+    if before != now:
+        say(f"the optimiser was {before} and is {now}: it begins without memory")
+    if checking.converted:
+        had, has = str(converts).removeprefix("torch."), station.spec.dtype
+        say(f"the checkpoint is in {had}: its model and its optimizer's state go on in {has}")
+    return Checkpoint(tensors, saved.state)

@@ -1,0 +1,158 @@
+"""The plain numbers of a checkpoint, read against their schema, before anybody uses one of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from torch import Tensor
+
+from manyhands.engine.checkpoint.storage import MismatchError
+from manyhands.engine.position import Position, Seconds
+from manyhands.recipes.base import OptimizerName
+from manyhands.records.record import Evaluation
+
+MOST_RANKS = 2**16
+_WORDS = 624  # of a Mersenne twister
+_RANDOM = re.compile(r"random/(?:(0|[1-9][0-9]{0,5})/)?(torch|cuda(?:/[0-9]{1,4})?)")
+
+
+def _numpy(state: list[Any]) -> list[Any]:
+    """As numpy's legacy generator takes it; numpy itself does not look where in its words it would read."""
+    kind, words, position, has_gauss, gauss = state
+    whole = all(type(each) is int for each in (*words, position, has_gauss))
+    if kind != "MT19937" or not whole or len(words) != _WORDS or not 0 <= position <= _WORDS:
+        raise ValueError("is not a state of numpy's generator")
+    if not all(0 <= word < 2**32 for word in words) or not math.isfinite(gauss):
+        raise ValueError("is not a state of numpy's generator")
+    np.random.RandomState().set_state(("MT19937", np.array(words, np.uint32), position, has_gauss, gauss))
+    return state
+
+
+def _python(state: list[Any]) -> list[Any]:
+    version, words, gauss = state
+    random.Random().setstate((version, tuple(words), gauss))  # it looks at everything
+    return state
+
+
+class Generators(BaseModel):
+    """Where numpy's and Python's generators were; torch's are tensors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    numpy: list[Any]
+    python: list[Any]
+
+    @field_validator("numpy", "python")
+    @classmethod
+    def _usable(cls, value: list[Any], info: Any) -> list[Any]:
+        try:
+            return _numpy(value) if info.field_name == "numpy" else _python(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"is not a state of {info.field_name}'s generator") from None
+
+
+class SavedState(BaseModel):
+    """What stands beside the tensors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    position: Position
+    clock: Annotated[dict[Annotated[str, Field(pattern="^[a-z_]{1,32}$")], Seconds], Field(max_length=64)]
+    random: Annotated[list[Generators], Field(min_length=1, max_length=MOST_RANKS)]  # by rank
+    optimizer: OptimizerName
+
+    @field_validator("position")
+    @classmethod
+    def _possible(cls, value: Position) -> Position:
+        _check_position(value)
+        return value
+
+    @field_validator("random", mode="before")
+    @classmethod
+    def _of_one_worker(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value  # 0.1.0 had one worker
+
+
+def read(state: Mapping[str, Any], limit: int | None = None) -> SavedState:
+    """The numbers of a run that may have come so many samples far, or one sentence about what is wrong."""
+    try:
+        found = SavedState.model_validate_json(json.dumps(state))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])[:80]
+        reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
+        raise MismatchError(f"the checkpoint's position is wrong: {where}: {reason}") from None
+    except RecursionError:
+        raise MismatchError("the checkpoint's position is wrong: it is nested too deeply") from None
+    if limit is not None and found.position.samples > limit:
+        raise MismatchError(
+            f"the checkpoint's position is wrong: {found.position.samples:,} samples of a run of {limit:,}"
+        )
+    return found
+
+
+def check_generators(tensors: Mapping[str, Tensor], ranks: int) -> None:
+    """Torch's generators of so many ranks, each with a state that it takes."""
+    known: set[int] = set()
+    for name, tensor in tensors.items():
+        if not name.startswith("random/"):
+            continue
+        parts = _RANDOM.fullmatch(name)
+        if parts is None or int(parts[1] or 0) >= ranks:
+            raise MismatchError(f"the checkpoint's random state is wrong: there is no generator {name[:80]}")
+        if not (_is_torch_state(tensor) if parts[2] == "torch" else _is_device_state(tensor)):
+            raise MismatchError(f"the checkpoint's random state is wrong: {name[:80]} is not a generator's")
+        if parts[2] == "torch":
+            known.add(int(parts[1] or 0))
+    if missing := set(range(ranks)) - known:
+        raise MismatchError(f"the checkpoint's random state is wrong: worker {min(missing)} has none")
+
+
+def _is_torch_state(tensor: Tensor) -> bool:
+    if tensor.dtype != torch.uint8 or tensor.shape != torch.get_rng_state().shape:
+        return False
+    try:
+        torch.Generator().set_state(tensor)  # which looks at what is in it
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_device_state(tensor: Tensor) -> bool:
+    """A seed and an offset; where there is no such device, nobody can try it."""
+    return tensor.dtype == torch.uint8 and tensor.shape == (16,)
+
+
+def _check_position(here: Position) -> None:
+    """Numbers that can stand beside each other."""
+    if (here.step == 0) != (here.samples == 0) or here.step > 2 * here.samples:
+        # an update has a sample of its own, or is the rest of one that had
+        raise ValueError(f"{here.step} steps cannot have used {here.samples} samples")
+    if (here.target_samples or 0) > here.samples or (here.target_steps or 0) > here.step:
+        raise ValueError("the target cannot have been reached later than now")
+    for point in here.curve:
+        _check_point(point, here)
+
+
+def _check_point(point: Mapping[str, Any], here: Position) -> None:
+    """An evaluation of the curve, as the record will want it."""
+    try:
+        found = Evaluation.model_validate_json(json.dumps(point), strict=True)
+    except ValidationError:
+        raise ValueError("an evaluation of the curve is not one") from None
+    numbers = (found.seconds, found.loss, found.metric, found.test_loss, *(found.noise or ()))
+    if (
+        point.keys() - Evaluation.model_fields.keys()
+        or not 0 <= found.step <= here.step
+        or not 0 <= found.samples <= here.samples
+        or not all(math.isfinite(number) for number in numbers if number is not None)
+    ):
+        raise ValueError("an evaluation of the curve is not one")

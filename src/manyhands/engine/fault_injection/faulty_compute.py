@@ -1,0 +1,75 @@
+"""Scripted faults and slowness where a worker reads and computes; in collectives a transport is wrapped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+
+from torch import Tensor, nn
+
+from manyhands.data.base import Batch, Dataset, Request
+from manyhands.engine.fault_injection.faults import Fault
+from manyhands.engine.timing.clock import Clock
+from manyhands.engine.timing.timed_compute import TimedCompute
+from manyhands.strategies.base import Compute
+
+
+class SlowedCompute(Compute):
+    """A straggler: after each forward and backward it rests as long as a slower machine would compute on."""
+
+    def __init__(self, inner: Compute, factor: float) -> None:
+        self._inner, self._more = inner, factor - 1.0
+
+    def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
+        """Slower."""
+        since = time.perf_counter()
+        loss = self._inner.forward(model, batch, weight)
+        time.sleep(self._more * (time.perf_counter() - since))
+        return loss
+
+    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """Slower."""
+        since = time.perf_counter()
+        outputs = self._inner.through(module, inputs)
+        time.sleep(self._more * (time.perf_counter() - since))
+        return outputs
+
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Slower."""
+        since = time.perf_counter()
+        self._inner.backward(outputs, gradient)
+        time.sleep(self._more * (time.perf_counter() - since))
+
+
+class FaultyCompute(TimedCompute):
+    """A timed compute that fails in backward at the scripted moment."""
+
+    def __init__(self, inner: Compute, clock: Clock, due: Callable[[], bool], fault: Fault) -> None:
+        super().__init__(inner, clock)
+        self._due, self._fault = due, fault
+
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Fail if it is time, within the phase."""
+        if self._due():
+            with self._clock.phase("backward"):
+                self._fault.strike()
+        super().backward(outputs, gradient)
+
+
+class FaultyDataset:
+    """A data set that fails while it is read at the scripted moment."""
+
+    def __init__(self, inner: Dataset, due: Callable[[], bool], fault: Fault) -> None:
+        self._inner, self._due, self._fault = inner, due, fault
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
+        """What the data set yields, until it is time to fail."""
+        with closing(self._inner.stream(requests, seed)) as stream:
+            for batch in stream:
+                if self._due():
+                    self._fault.strike()
+                yield batch

@@ -1,0 +1,125 @@
+"""What a worker is fed: its micro-batches of each global batch, prepared for its device, and the test set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.data.base import Batch, Dataset, Pooled, Request
+from manyhands.data.order import BatchShare, Order, in_order, split
+from manyhands.engine.timing.clock import Clock
+from manyhands.records.spec import RunSpec
+from manyhands.tasks.base import Task
+from manyhands.tasks.contract import scored
+from manyhands.transports.base import Transport
+
+
+class GlobalBatch(NamedTuple):
+    """One step's samples over all workers; this worker's part of them is read while it is iterated."""
+
+    epoch: int
+    size: int
+    micro_batches: Iterator[Batch]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Reads a task's data for one worker."""
+
+    task: Task
+    order: Order
+    share: BatchShare
+    device: torch.device
+    dtype: torch.dtype
+    clock: Clock
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def read_so_far(self) -> int:
+        """Samples this worker was fed."""
+        return self.counts["samples"]
+
+    def read(self, seen: int) -> Generator[GlobalBatch, None, None]:
+        """The global batches from where `seen` samples have been used, without end."""
+        wanted = (part for batch in self.order.batches(seen) for part in self.share.of(batch))
+        with closing(self.task.train.stream(wanted, self.order.seed)) as stream:
+            for batch in self.order.batches(seen):
+                parts = islice(stream, len(self.share.of(batch)))
+                yield GlobalBatch(batch.epoch, len(batch.samples), self._timed(parts))
+
+    def piece(self, seen: int, size: int) -> Iterator[Batch]:
+        """A claimed piece of the order, in micro-batches."""
+        request = self.order.samples(seen, size)
+        parts = [Request(request.epoch, part) for part in split(request.samples, self.share.accumulate)]
+        wanted = [part for part in parts if len(part.samples)]
+        with closing(self.task.train.stream(wanted, self.order.seed)) as stream:
+            yield from self._timed(stream)
+
+    def horizon(self, spec: RunSpec) -> int:
+        """The samples in the epochs of a run."""
+        assert spec.epochs is not None
+        return max(1, round(spec.epochs * self.order.n))
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Onto the device first, while the inputs are still small bytes; then as the model wants them."""
+        inputs: Tensor = self.task.preprocess(batch.inputs.to(self.device, non_blocking=True))
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        return Batch(inputs, batch.targets.to(self.device, non_blocking=True))
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            with self.clock.phase("data"):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch = self.prepare(batch)
+                self.counts["samples"] += batch.size
+            yield batch
+
+
+def pooled(task: Task, until: ExitStack) -> Task:
+    """The task with data sets whose decoders last until the stack is closed, not for a stream only."""
+
+    def kept(dataset: Dataset) -> Dataset:
+        return until.enter_context(dataset.pooled()) if isinstance(dataset, Pooled) else dataset
+
+    return replace(task, train=kept(task.train), test=kept(task.test))
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, feed: Feed, transport: Transport) -> tuple[float, float]:
+    """The mean score and the mean loss over the test set, every sample once, each worker its part of them."""
+    task, total = feed.task, len(feed.task.test)
+    share = BatchShare(transport.rank, transport.size)
+    mine = (part for request in in_order(total, task.evaluation_batch) for part in share.of(request))
+    sums = examine(model, feed, mine)
+    score_sum, loss_sum = transport.all_reduce(sums.to(feed.device)).tolist()
+    return score_sum / total, loss_sum / total
+
+
+@torch.inference_mode()
+def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor:
+    """The sums of scores and of losses over some samples of the test set."""
+    task = feed.task
+    sums = torch.zeros(2, dtype=torch.float64)
+    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
+    model.eval()
+    with closing(task.test.stream(requests, seed=0)) as stream:
+        for raw in stream:
+            batch = feed.prepare(raw)
+            outputs: Tensor = model(batch.inputs)
+            score = scored(task.metric, outputs, batch.targets, batch.size).sum(dtype=torch.float64)
+            loss = task.loss(outputs, batch.targets).double() * batch.size
+            sums += torch.stack([score, loss]).cpu()
+            feed.clock.switch(feed.clock.current)  # a long evaluation is no hang
+    for module, training in modes:
+        module.training = training
+    return sums

@@ -1,0 +1,107 @@
+"""One clock a worker: every moment belongs to exactly one phase, so the phases add up to the wall clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from manyhands.records.phases import ASIDE, PHASES, Span, training_phases
+
+
+class Clock:
+    """Charges time to the current phase; entering a phase inside another one pauses the outer.
+
+    On a device that works asynchronously `synchronize` waits for it at each change of phase: without that
+    the time of a kernel would be charged to whoever happens to wait for it. But waiting stops what could go
+    on side by side, so it is done only while `exact`, and where evaluations and checkpoints begin and end.
+    """
+
+    def __init__(self, synchronize: Callable[[], object] | None = None) -> None:
+        self.totals = dict.fromkeys(PHASES, 0.0)
+        self._lap = dict(self.totals)
+        self._synchronize = synchronize
+        self.asynchronous = synchronize is not None
+        self.exact = True  # where not, only the sum of the phases is meant
+        self.note: Callable[[], None] | None = None  # told of every change of phase
+        self.trace: list[Span] | None = None  # where every stretch is kept while somebody wants them
+        self.switches = 0  # a clock whose count stands still belongs to a worker that is stuck
+        self._current = "other"
+        self._since = time.perf_counter()
+
+    def start(self, totals: Mapping[str, float] | None = None) -> None:
+        """Begin now, at zero or where a resumed run stopped."""
+        self.totals = {**dict.fromkeys(PHASES, 0.0), **(totals or {})}
+        self._lap = dict(self.totals)
+        self.wait()
+        self._since = time.perf_counter()
+
+    def wait(self) -> None:
+        """Until the device has done what it was given: its time belongs to what is charged now."""
+        if self._synchronize is not None:
+            self._synchronize()
+
+    def phase(self, name: str) -> _Phase:
+        """`with clock.phase("forward"): ...`."""
+        return _Phase(self, name)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by phase since the last lap, phases without any left out."""
+        self.switch(self._current)
+        spent = {name: total - self._lap[name] for name, total in self.totals.items()}
+        self._lap = dict(self.totals)
+        return {name: seconds for name, seconds in spent.items() if seconds > 0}
+
+    def stopped(self) -> dict[str, float]:
+        """Seconds by phase up to now: one reading for everything that is told about a run."""
+        self.switch(self._current)
+        return dict(self.totals)
+
+    @property
+    def current(self) -> str:
+        """The phase this moment belongs to."""
+        return self._current
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock since the start."""
+        return sum(self.totals.values()) + time.perf_counter() - self._since
+
+    @property
+    def training_seconds(self) -> float:
+        """Wall clock since the start without evaluation and checkpoints."""
+        running = 0.0 if self._current in ASIDE else time.perf_counter() - self._since
+        return sum(training_phases(self.totals).values()) + running
+
+    def switch(self, name: str) -> str:
+        """Charge the time up to now, go on in another phase, and return the one before."""
+        if self._synchronize is not None and (self.exact or (name in ASIDE) != (self._current in ASIDE)):
+            self._synchronize()
+        now = time.perf_counter()
+        before = self._current
+        self.totals[before] += now - self._since
+        if self.trace is not None:
+            self.trace.append(Span(before, self._since, now))
+        self._current, self._since = name, now
+        self.switches += 1
+        if self.note is not None:
+            self.note()
+        return before
+
+
+class _Phase:
+    __slots__ = ("_before", "_clock", "_name")
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._before = self._clock.switch(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (
+            error is None
+        ):  # else the clock stays where it happened, for whoever asks what this worker was doing
+            self._clock.switch(self._before)

@@ -1,0 +1,45 @@
+"""A compute whose phases are charged to a clock: strategies are timed from outside (law 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from manyhands.data.base import Batch
+from manyhands.engine.timing.clock import Clock
+from manyhands.strategies.base import Compute, Norm
+
+
+class TimedCompute(Compute):
+    """A compute whose phases are charged to a clock."""
+
+    def __init__(self, inner: Compute, clock: Clock) -> None:
+        self._inner, self._clock = inner, clock
+
+    def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
+        """Timed as forward."""
+        with self._clock.phase("forward"):
+            return self._inner.forward(model, batch, weight)
+
+    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
+        """Timed as forward."""
+        with self._clock.phase("forward"):
+            return self._inner.through(module, inputs)
+
+    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+        """Timed as backward."""
+        with self._clock.phase("backward"):
+            self._inner.backward(outputs, gradient)
+
+    def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
+        """Timed as optimiser."""
+        with self._clock.phase("optimiser"):
+            self._inner.clip(parameters, bound, norm)
+
+    def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
+        """Timed as optimiser."""
+        with self._clock.phase("optimiser"):
+            self._inner.update(optimizer, forget=forget)

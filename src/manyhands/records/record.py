@@ -1,0 +1,273 @@
+"""StepRecord and RunRecord: what a run leaves behind, as plain data that is read without torch (law 8)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from manyhands.core.environment import Environment
+from manyhands.records.phases import ASIDE, Span, training_phases
+from manyhands.records.spec import RunSpec
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+Status = Literal["finished", "target", "interrupted", "diverged"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One optimiser step: a line of steps.jsonl."""
+
+    step: int  # 1 is the first
+    epoch: int  # 0 is the first
+    samples: int  # seen so far, this step's included
+    loss: float  # the mean over this step's global batch, before its update
+    lr: float
+    seconds: float  # training time so far: evaluation and checkpoints do not count
+    phases: dict[str, float] = field(default_factory=dict)  # seconds in this step
+    metric: float | None = None  # where the test set was evaluated after this step
+    test_loss: float | None = None
+    worker: int | None = None  # whose update it was, where they make them one by one
+    staleness: int | None = None  # updates since its worker read the parameters; none: not yet applied
+    synchronized: bool = True  # false where a device ran free: phases are where the host was meanwhile
+
+    def to_json(self) -> str:
+        """One line. Written out by hand: `asdict` copies deeply and would be half of a step's overhead."""
+        fields: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "loss": _number(self.loss),
+            "lr": self.lr,
+            "seconds": round(self.seconds, 6),
+            "phases": {name: round(value, 7) for name, value in self.phases.items()},
+        }
+        if self.metric is not None:
+            fields |= {"metric": _number(self.metric), "test_loss": _number(self.test_loss)}
+        if self.worker is not None:
+            fields |= {"worker": self.worker, "staleness": self.staleness}
+        if not self.synchronized:
+            fields["synchronized"] = False
+        return _encode(fields)
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read a line that `to_json` wrote."""
+        return cls.from_fields(json.loads(line))
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """What such a line holds; TypeError where it is something else."""
+        if fields.get("loss", 0.0) is None:  # one worker's, between two averages
+            fields = {**fields, "loss": math.nan}
+        made = cls(**fields)
+        if not isinstance(made.phases, dict):
+            raise TypeError("the phases of a step are not a table")
+        counts = [made.step, made.epoch, made.samples]
+        counts += [each for each in (made.worker, made.staleness) if each is not None]
+        numbers = [made.loss, made.lr, made.seconds, *made.phases.values()]
+        numbers += [each for each in (made.metric, made.test_loss) if each is not None]
+        if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
+            raise TypeError("a count of a step is not a whole number")
+        if not all(type(number) in (int, float) for number in numbers):
+            raise TypeError("a value of a step is not a number")
+        return made
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinity: what is no number is none."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+class WorkShare(BaseModel):
+    """One rank's part of the work."""
+
+    model_config = ConfigDict(frozen=True)
+
+    samples: int = 0
+    steps: int = 0
+    dropped: int = 0  # pieces that came too late for their round and were done again
+
+
+class Evaluation(BaseModel):
+    """One look at the test set: a point of a run's curves."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    samples: int
+    seconds: float  # training time
+    loss: float | None = None  # mean training loss since the evaluation before; none where it is no number
+    metric: float | None = None
+    test_loss: float | None = None
+    noise: tuple[float, float] | None = None  # squared gradient, its spread: means since the one before
+
+
+class Pace(BaseModel):
+    """How long a rank's steps took in this sitting, without evaluation; the first ones are left out.
+
+    On a CPU every step is exact, and one and the same steps have a length and phases. A device that works by
+    itself runs free in most steps, whose lengths count, and is waited for at each change of phase in some,
+    whose phases count: these are a little longer.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    steps: int  # that were counted
+    mean: float  # seconds; this and the next three of those that ran free, where there are any
+    low: float  # of ten steps one was quicker
+    median: float
+    high: float  # of ten steps one was slower
+    phases: dict[str, float]  # seconds of the mean synchronized step; they add up to it
+    synchronized_steps: int | None = None  # behind the phases: on a CPU all; none in records of 0.1.0 (all)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether phases are those of some steps only."""
+        return self.synchronized_steps is not None and self.synchronized_steps < self.steps
+
+
+class Noise(BaseModel):
+    """What gradients of smaller and larger batches say about their noise (McCandlish et al. 2018).
+
+    `gradient` and `spread` are means over steps of unbiased estimates of |G|^2 and tr(S): either may come out
+    negative where there are too few steps.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    small: float  # samples behind a smaller gradient
+    big: float  # behind the mean of all
+    gradient: float  # squared norm of the true gradient
+    spread: float  # trace of one sample's covariance
+    steps: int
+
+    @property
+    def scale(self) -> float | None:
+        """B_simple, the batch at which noise and signal are alike; none where it cannot be told."""
+        return self.spread / self.gradient if self.gradient > 0 and self.spread > 0 else None
+
+
+class RunRecord(BaseModel):
+    """One run, finished or not: the content of result.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    run: str  # the folder
+    status: Status
+    message: str | None = None
+    spec: RunSpec
+    recipe: dict[str, Any]  # the effective one, every option
+    recipe_line: str
+    parameters: int
+    unit: str
+    train_samples: int
+    test_samples: int
+    steps: int
+    samples: int
+    epochs: float
+    seconds: float  # wall clock from the first step, evaluation and checkpoints included
+    training_seconds: float  # without them
+    samples_per_second: float  # samples a training second
+    loss: float | None  # of the last step; none where it is no number
+    metric_name: str
+    metric: float | None
+    best_metric: float | None
+    target: float
+    target_samples: int | None  # when the metric was first as good as the target
+    target_seconds: float | None
+    target_steps: int | None = None
+    curve: list[Evaluation] = []
+    phases: list[dict[str, float]]  # seconds by phase, a dict a rank; `phases_of` where steps ran free
+    # calls, bytes and seconds of training by operation, a dict for each rank: bytes of payload that it handed
+    # over or took, in one unit for every transport (transports/base.py); old ones count evaluations too
+    traffic: list[dict[str, dict[str, float]]] = []
+    hosts: list[str] = []  # by rank
+    shares: list[WorkShare] = []  # what each rank did, in this sitting
+    staleness: dict[int, int] = {}  # how many updates were that stale, in this sitting
+    lost: list[str] = []  # workers that were lost while the others went on
+    peak_memory: int  # bytes, the largest rank
+    memory: list[int] = []  # of every rank, before the first checkpoint was put together
+    memory_of: Literal["host", "device"] = "host"  # whose: main memory, or what torch reserved on the GPU
+    host_memory: int | None = None  # bytes, the largest rank's main memory where the others are a GPU's
+    pace: list[Pace | None] = []  # of every rank; none where it made too few steps
+    steady_samples_per_second: float | None = None  # of this sitting, the first steps left out
+    timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; begins at 0
+    noise: Noise | None = None  # where it was asked for
+    choices: dict[str, Any] = {}  # what a strategy chose by itself, such as where the model is cut
+    resumed: int  # how often
+    environment: Environment
+    repeat: int = 0  # of a study that runs each cell several times
+    timed: bool = True  # whether it had the machine for itself, so that its times count
+    higher_is_better: bool | None = None  # of the metric; none in records that do not say
+    machine_noise: float | None = None  # how much slower than at its best the machine was around the run
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second once it is under way: what runs are compared by."""
+        return self.steady_samples_per_second or self.samples_per_second
+
+    @property
+    def worker_pace(self) -> Pace | None:
+        """Of the first rank that trains and was not lost."""
+        return next((pace for pace in self.pace[self.spec.servers :] if pace), None)
+
+    @property
+    def worker_phases(self) -> dict[str, float]:
+        """Seconds by phase of the first rank that trains and was not lost."""
+        first = self.spec.servers
+        ranks = (rank for rank, phases in enumerate(self.phases) if phases and rank >= first)
+        return self.phases_of(next(ranks, 0))
+
+    def phases_of(self, rank: int) -> dict[str, float]:
+        """Seconds by phase of a rank; where steps ran free, training is divided as in synchronized ones."""
+        phases, pace = self.phases[rank], self.pace[rank] if rank < len(self.pace) else None
+        if pace is None or not pace.sampled:
+            return phases
+        training = sum(training_phases(phases).values()) / (sum(pace.phases.values()) or 1.0)
+        aside = {name: phases[name] for name in ASIDE if name in phases}
+        return {**{name: seconds * training for name, seconds in pace.phases.items()}, **aside}
+
+    @property
+    def mean_staleness(self) -> float | None:
+        """Over all updates, where they have one."""
+        total = sum(self.staleness.values())
+        return sum(stale * count for stale, count in self.staleness.items()) / total if total else None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the target was reached at some evaluation."""
+        return self.target_samples is not None
+
+
+@dataclass(frozen=True)
+class OneWorker:
+    """How fast one worker was the last time."""
+
+    samples_per_second: float
+    threads: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known of a run before its first step: the headline."""
+
+    run: str
+    spec: RunSpec
+    recipe_line: str
+    parameters: int
+    unit: str
+    train_samples: int
+    horizon: int  # samples
+    threads: int
+    device: str
+    metric_name: str
+    target: float
+    step: int  # 0, or where a resumed run goes on
+    samples: int
+    seconds: float  # training time so far
+    one_worker: OneWorker | None = None

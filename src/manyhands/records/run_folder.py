@@ -1,0 +1,168 @@
+"""The run folder: where each part of a run is kept, who may write there, and what is read back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyhands.core import file_locks
+from manyhands.core.atomic_files import cannot_write, open_regular, write_atomically
+from manyhands.core.environment import Environment
+from manyhands.core.errors import UsageError
+from manyhands.records import reading, signing
+from manyhands.records.record import RunRecord, StepRecord
+from manyhands.records.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`spec, environment, choices, result.json`, `steps.jsonl`, `model.safetensors`, `checkpoints/`."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The trained parameters and buffers."""
+        return self.path / "model.safetensors"
+
+    @property
+    def steps_file(self) -> Path:
+        """A line a step."""
+        return self.path / "steps.jsonl"
+
+    def check_own(self) -> None:
+        """Refuse to go on where something that is written to leads elsewhere, or cannot be written."""
+        files = ["spec.json", "spec.sig", "result.json", "choices.json", "environment.json", "steps.jsonl"]
+        logs = self.path / "logs"
+        inside = sorted(logs.glob("*.log")) if logs.is_dir() and not logs.is_symlink() else []
+        for path in [*(self.path / name for name in files), self.model, *inside]:
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+                kind = "a link" if path.is_symlink() else "not a regular file"
+                raise UsageError(f"{path} is {kind}, and a run writes to its own files only: remove it")
+        for path in (self.checkpoints, logs, self.path / "tensorboard"):
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                kind = "a link" if path.is_symlink() else "not a folder"
+                raise UsageError(f"{path} is {kind}, and a run writes to its own folder only: remove it")
+
+    def exists(self) -> bool:
+        """Whether there is a run here."""
+        return (self.path / "spec.json").is_file()
+
+    def spec(self) -> RunSpec:
+        """The spec of the run here."""
+        return self.known_spec()[0]
+
+    def known_spec(self) -> tuple[RunSpec, bool]:
+        """The same, and whether this account has signed just these bytes."""
+        path = self.path / "spec.json"
+        content = reading.spec_bytes(path)
+        return reading.spec(path, content), signing.is_signed(content, self.path / "spec.sig")
+
+    def record(self) -> RunRecord | None:
+        """The result of the run here, or None while it has none."""
+        path = self.path / "result.json"
+        return reading.record(path) if os.path.lexists(path) else None
+
+    def environment(self) -> Environment | None:
+        """What the run here was last started on."""
+        path = self.path / "environment.json"
+        return reading.environment(path) if os.path.lexists(path) else None
+
+    def steps(self) -> list[StepRecord]:
+        """The steps of the run here, up to where a crash or a power cut tore the file."""
+        return list(reading.steps(self.steps_file)) if os.path.lexists(self.steps_file) else []
+
+    def create(self) -> None:
+        """Make the folder of a new run."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Write down what is run here, signed, so that this account may go on with it unasked."""
+        content = (spec.to_json() + "\n").encode()
+        path, signature = self.path / "spec.json", self.path / "spec.sig"
+        before = reading.spec_bytes(path) if path.is_file() else None
+        if before is not None and not signing.is_signed(before, signature):
+            before = None
+        if (signatures := signing.signatures(content, before)) is not None:
+            write_atomically(signature, signatures)
+        write_atomically(path, content)
+
+    def sign(self) -> None:
+        """Sign the spec that is here: its user trusts it."""
+        signatures = signing.signatures(reading.spec_bytes(self.path / "spec.json"))
+        if signatures is not None:
+            write_atomically(self.path / "spec.sig", signatures)
+
+    def write_environment(self, environment: Environment) -> None:
+        """Write down what it runs on."""
+        write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))
+
+    def choices(self) -> dict[str, Any]:
+        """What a strategy chose by itself when the run was last started; nothing before that."""
+        path = self.path / "choices.json"
+        return reading.choices(path) if os.path.lexists(path) else {}
+
+    def write_choices(self, choices: Mapping[str, Any]) -> None:
+        """Keep them, if there are any, for when the run goes on."""
+        if choices:
+            write_atomically(self.path / "choices.json", _pretty(json.dumps(choices)))
+
+    def reopen(self, spec: RunSpec, environment: Environment) -> None:
+        """A sitting begins: what is run, on what; a result from before is none any more."""
+        self.write_spec(spec)
+        self.write_environment(environment)
+        (self.path / "result.json").unlink(missing_ok=True)
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write down what came of it."""
+        write_atomically(self.path / "result.json", _pretty(record.model_dump_json()))
+
+    def keep_steps(self, last: int) -> None:
+        """Cut the journal after a step: what a resumed run does again must not stand there twice."""
+        kept = [record.to_json() for record in self.steps() if record.step <= last]
+        write_atomically(self.steps_file, "".join(f"{line}\n" for line in kept).encode())
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the folder for one process; a second one is told who has it."""
+        path = self.path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            path = (
+                path / ".lock"
+            )  # a stranger's may be a link to any file of ours: what is there is written over
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        with os.fdopen(descriptor, "r+") as lock:
+            if not file_locks.take(descriptor):
+                holder = lock.read().strip() or "unknown"
+                raise UsageError(f"{self.path} is being trained by another process (pid {holder})")
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def vanish(self) -> None:
+        """Be gone, as claimed as it is, if nothing was written to it."""
+        with contextlib.suppress(OSError):  # it stays where somebody has put something into it
+            (self.path / ".lock").unlink()
+            self.path.rmdir()
+
+
+def _pretty(text: str) -> bytes:
+    return (json.dumps(json.loads(text), indent=2) + "\n").encode()

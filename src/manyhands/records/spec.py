@@ -1,0 +1,335 @@
+"""RunSpec: one point on every axis, checked, frozen, and the same everywhere it is written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from manyhands.core import formatting
+from manyhands.core.errors import UsageError, choices, shown
+from manyhands.core.registry import reason_of
+
+DIGITS = 12  # of an id; with 8, ten thousand cells of a study had a chance of 1 % that two were alike
+OLD_DIGITS = 8  # of an id that version 0.1.0 wrote
+
+
+def same_id(one: str, other: str) -> bool:
+    """Whether two ids name one spec: an old one of 8 digits is the beginning of the new one of 12."""
+    short, long = sorted((one, other), key=len)
+    return one == other or ((len(short), len(long)) == (OLD_DIGITS, DIGITS) and long.startswith(short))
+
+
+# What is more than this is a slip, and would be too much for a counter, a clock or a machine. What this very
+# machine can do is a question of who starts the run there (runs/defaults.py).
+MOST: dict[str, int] = {
+    "workers": 65_536,
+    "threads": 1_024,
+    "batch": 10**12,
+    "accumulate": 10**9,
+    "epochs": 10**9,
+    "samples": 10**15,
+    "seconds": 10**9,
+    "evaluate_every": 10**9,
+    "memory": 10**18,
+    "checkpoint_every": 10**9,
+    "keep": 10**6,
+    "timeout": 10**9,
+    "restarts": 10**6,
+}
+
+
+class RunSpec(BaseModel):
+    """Everything that decides what a run computes. `None` means: the task decides.
+
+    Only `batch` counts samples of the optimiser's step, and it is global (law 1): it is divided over
+    `workers` and, in each of them, over `accumulate` micro-batches.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    task: str
+    options: dict[str, Any] = {}
+    strategy: str = "single"
+    strategy_options: dict[str, Any] = {}
+    transport: str = "solo"
+    launcher: str = "inline"
+    workers: int = 1
+    threads: int | None = None  # a worker
+    batch: int | None = None
+    accumulate: int = 1
+    recipe: str | None = None
+    recipe_options: dict[str, Any] = {}
+    epochs: float | None = None  # the horizon of the schedule and the first budget
+    samples: int | None = None  # further budgets: whichever is spent first ends the run
+    seconds: float | None = None
+    target: float | None = None
+    stop_at_target: bool = False
+    evaluate_every: float = 1.0  # epochs
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    sync_batchnorm: bool = False  # statistics over the global batch; else over each worker's share
+    offload: Literal["none", "all", "conv", "auto"] = "none"  # which activations leave the device meanwhile
+    memory: int | None = None  # bytes that a worker may use in all, where offload is auto
+    offload_to: str | None = None  # the folder for what is moved to disk
+    noise_scale: bool = False  # compare gradients of parts of a batch with the whole
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    checkpoint_every: float = 60.0  # seconds; 0 is after every step
+    keep: int = 3  # checkpoints
+    timeout: float | None = None  # seconds without a move that count as a hang; None adapts to the steps
+    restarts: int = 0  # after a worker failed, from the last checkpoint; where others go on, of that worker
+    strict: bool = False  # the loss of a worker ends the run, also where the others could go on
+
+    # What does not change what a run computes is no part of its id and free to change on resume,
+    incidental: ClassVar[frozenset[str]] = frozenset(
+        {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict", "offload_to"}
+    )
+    # nor does who computes it, beyond rounding: a part of the id, so that a study can tell runs apart, but
+    # free to change on resume, and the sample sequence goes on (law 6).
+    placement: ClassVar[frozenset[str]] = frozenset(
+        {
+            "strategy",
+            "strategy_options",
+            "transport",
+            "workers",
+            "threads",
+            "offload",
+            "memory",
+            "noise_scale",
+        }
+    )
+
+    @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")
+    @classmethod
+    def _at_least_one(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError(f"must be at least 1, got {shown(value)}")
+        return value
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return formatting.nbytes(value) if isinstance(value, str) else value
+
+    @field_validator("memory")
+    @classmethod
+    def _some_memory(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError(f"must be more than nothing, got {shown(value)}")
+        return value
+
+    @field_validator("restarts")
+    @classmethod
+    def _no_less_than_none(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError(f"must be 0 or more, got {shown(value)}")
+        return value
+
+    @field_validator("epochs", "seconds", "evaluate_every", "timeout")
+    @classmethod
+    def _positive(cls, value: float | None) -> float | None:
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"must be a number above 0, got {value:g}")
+        return value
+
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _not_negative(cls, value: float) -> float:
+        if not value >= 0:
+            raise ValueError(f"must be 0 or more seconds, got {value:g}")
+        return value
+
+    @field_validator("target")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"must be a finite number, got {value:g}")
+        return value
+
+    @field_validator("seed")
+    @classmethod
+    def _seed(cls, value: int) -> int:
+        if not 0 <= value < 2**63:
+            raise ValueError(f"must be from 0 to 2**63 - 1, got {shown(value)}")
+        return value
+
+    @field_validator(*MOST)
+    @classmethod
+    def _not_too_much(cls, value: float | None, info: ValidationInfo) -> float | None:
+        most = MOST[info.field_name or ""]
+        if value is not None and value > most:
+            got = shown(value) if isinstance(value, int) else f"{value:g}"
+            raise ValueError(f"must be at most {most:,}, got {got}")
+        return value
+
+    @classmethod
+    def of(cls, /, **fields: Any) -> Self:
+        """Make a spec, or say in one sentence what is wrong with it (law 10)."""
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise UsageError(_sentence(error, list(cls.model_fields))) from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote."""
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise UsageError(f"a spec is an object of settings, got {fields!r}")
+        return cls.of(**fields)
+
+    def to_json(self) -> str:
+        """All fields, for a file."""
+        return self.model_dump_json(indent=2)
+
+    def replace(self, **fields: Any) -> Self:
+        """The same spec with some fields changed, checked again."""
+        return type(self).of(**{**self.model_dump(), **fields})
+
+    @property
+    def content(self) -> str:
+        """What makes it this computation and no other, as one text.
+
+        Fields at their defaults are left out, so that a field added in a later version changes no old id.
+        """
+        fields = self.model_dump(mode="json", exclude_defaults=True, exclude=set(self.incidental))
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def id(self) -> str:
+        """Twelve digits that are the same for the same content."""
+        return hashlib.sha256(self.content.encode()).hexdigest()[:DIGITS]
+
+    @property
+    def name(self) -> str:
+        """A folder's name for it: `mnist-cnn-7f3a2b1c09de`, or `spirals-0b1c2d3e4f5a` for file.py:spirals."""
+        return f"{self._stem}-{self.id}"
+
+    @property
+    def old_name(self) -> str:
+        """The same as version 0.1.0 wrote it: what it left behind goes on."""
+        return f"{self._stem}-{self.id[:OLD_DIGITS]}"
+
+    @property
+    def _stem(self) -> str:
+        return self.task.rpartition(":")[2]
+
+    @property
+    def task_file(self) -> Path | None:
+        """The user's own file that makes the task; none where it is one of ours."""
+        return file_of(self.task)
+
+    @property
+    def servers(self) -> int:
+        """Ranks that serve and do not train."""
+        return int(self.strategy_options.get("servers", 1)) if self.strategy == "server" else 0
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the gang: those that train and those that serve."""
+        return self.servers + self.workers
+
+    @property
+    def stages(self) -> int:
+        """Parts into which the model is cut, a worker each; 1 where every worker has all of it."""
+        if self.strategy not in ("layers", "pipeline"):
+            return 1
+        return int(self.strategy_options.get("stages") or self.workers)
+
+    @property
+    def replicas(self) -> int:
+        """How many times the model is trained side by side, each with a share of the batch."""
+        return self.workers // self.stages
+
+    @property
+    def micro_batches(self) -> int:
+        """Parts into which a replica's share of the batch is cut."""
+        return int(self.strategy_options.get("micro_batches") or self.accumulate)
+
+    @property
+    def division(self) -> str:
+        """Law 1 in one line: `batch 512 = 2 workers x 128 x 2 accumulated`."""
+        if self.batch is None:
+            return f"{self.workers} workers"
+        if self.stages > 1:
+            share = _share(self.batch, self.replicas * self.micro_batches)
+            pipelines = formatting.plural(self.replicas, "pipeline")
+            return (
+                f"batch {self.batch} = {pipelines} of {self.stages} stages x {share} x "
+                f"{formatting.plural(self.micro_batches, 'micro-batch', 'micro-batches')}"
+            )
+        share = _share(self.batch, self.workers * self.micro_batches)
+        accumulated = f" x {self.micro_batches} accumulated" if self.micro_batches > 1 else ""
+        serving = f" · {self.servers} server{'s'[: self.servers > 1]}" if self.servers else ""
+        workers = f"{self.workers} worker{'s'[: self.workers > 1]}"
+        return f"batch {self.batch} = {workers} x {share}{accumulated}{serving}"
+
+    def differences(self, other: RunSpec) -> list[str]:
+        """What makes the other spec another computation: `batch 256 -> 512`."""
+        return self._changes(other, lambda name: not self._is_placement(name))
+
+    def moves(self, other: RunSpec) -> list[str]:
+        """What the other spec does the same with: `workers 4 -> 2`."""
+        return self._changes(other, self._is_placement)
+
+    def _is_placement(self, name: str) -> bool:
+        return name in self.placement or name.startswith("strategy.")
+
+    def _changes(self, other: RunSpec, counts: Callable[[str], bool]) -> list[str]:
+        before, after = self._flat(), other._flat()
+        pairs = (
+            (name, before.get(name, _NOT_SET), after.get(name, _NOT_SET))
+            for name in sorted({**before, **after})
+            if counts(name)
+        )
+        return [f"{name} {_plain(old)} -> {_plain(new)}" for name, old, new in pairs if old != new]
+
+    def _flat(self) -> dict[str, str]:
+        """Every setting under one name, its value as JSON (where 1, 1.0 and true are three things)."""
+        fields = self.model_dump(mode="json", exclude=set(self.incidental))
+        options = {f"option {key}": value for key, value in fields.pop("options").items()}
+        recipe = {f"recipe.{key}": value for key, value in fields.pop("recipe_options").items()}
+        strategy = {f"strategy.{key}": value for key, value in fields.pop("strategy_options").items()}
+        return {
+            name: json.dumps(value) for name, value in {**fields, **options, **recipe, **strategy}.items()
+        }
+
+
+def file_of(task: str) -> Path | None:
+    """The file of a `path/to/file.py:name`; none where a task's name is just that."""
+    if ".py" not in task:
+        return None
+    path = Path(task.rpartition(":")[0] if ".py:" in task else task)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~nobody
+        return path
+
+
+_NOT_SET = "not set"
+
+
+def _share(batch: int, parts: int) -> str:
+    least, rest = divmod(batch, parts)
+    return f"{least}" if not rest else f"{least} or {least + 1}"
+
+
+def _plain(value: str) -> str:
+    return "none" if value == "null" else value.strip('"').removesuffix(".0")
+
+
+def _sentence(error: ValidationError, known: list[str]) -> str:
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "spec"
+    if first["type"] == "extra_forbidden":
+        return f"a run has no setting {shown(name)} ({choices(name, known)})"
+    if first["type"] == "missing":
+        return f"a run needs a {name}"
+    if first["type"] == "value_error":
+        return f"{name} {first['ctx']['error']}"
+    return f"{name} {reason_of(error)}, got {shown(first['input'])}"

@@ -1,0 +1,252 @@
+"""What a study leaves behind: its journal and the records of its cells, read back without torch (law 8)."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from manyhands.core import file_locks
+from manyhands.core.atomic_files import cannot_write, open_regular
+from manyhands.core.errors import UsageError
+from manyhands.records import reading
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+
+_OLD_KEY = re.compile(r"-[0-9a-f]{8}(-\d+)?$")
+
+
+class Cell(NamedTuple):
+    """One run that a study asks for."""
+
+    spec: RunSpec
+    repeat: int = 0
+    timed: bool = True  # it gets the machine for itself
+
+    @property
+    def key(self) -> str:
+        """Its name in the journal, and its folder's: `mnist-mlp-7f3a2b1c09de`, the second time `...-2`."""
+        return self.spec.name + self._time
+
+    @property
+    def old_key(self) -> str:
+        """The same in a journal of version 0.1.0."""
+        return self.spec.old_name + self._time
+
+    @property
+    def _time(self) -> str:
+        return "" if self.repeat == 0 else f"-{self.repeat + 1}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For the journal."""
+        spec = self.spec.model_dump(mode="json", exclude_defaults=True)
+        return {"spec": spec, "repeat": self.repeat, "timed": self.timed}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Cell:
+        """What `to_json` gave."""
+        return cls(RunSpec.of(**fields["spec"]), fields["repeat"], fields["timed"])
+
+
+class Without(NamedTuple):
+    """A cell that has no record, and why."""
+
+    cell: Cell
+    reason: str
+
+
+class Calibration(NamedTuple):
+    """How long a fixed piece of work took on all cores, at some moment between two cells."""
+
+    at: str
+    seconds: float
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study, finished or not: plain data for analyses, tables and reports."""
+
+    folder: Path
+    name: str
+    title: str
+    about: str = ""  # a sentence or two that the study's file says of itself
+    claim: str | None = None  # which published claim it settles
+    price: float | None = None  # of a worker's hour
+    currency: str = "$"
+    command: list[str] = field(default_factory=list)
+    records: list[RunRecord] = field(default_factory=list)
+    failed: list[Without] = field(default_factory=list)
+    excluded: list[Without] = field(default_factory=list)
+    left: list[Without] = field(default_factory=list)  # not run yet, or no time for them
+    repeated: list[RunRecord] = field(default_factory=list)  # taken under heavy noise, and taken again
+    calibrations: list[Calibration] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """`journal.jsonl` and a run's folder a cell; the report is drawn beside them."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        """A line an event, only ever appended to."""
+        return self.path / "journal.jsonl"
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything in the journal, up to where a crash tore its last line."""
+        return _with_new_keys(reading.events(self.journal)) if os.path.lexists(self.journal) else []
+
+    @contextmanager
+    def writing(self) -> Iterator[JournalWriter]:
+        """Append to the journal; a second process is told that this one does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = open_regular(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise cannot_write(self.journal, error) from error
+        with os.fdopen(descriptor, "a+b") as file:
+            if not file_locks.take(descriptor):
+                raise UsageError(
+                    f"{self.path} is being studied by another process: wait for it, or choose another --out"
+                )
+            yield JournalWriter(self.journal, file)
+
+    def read(self) -> Results:
+        """The study as it stands; any folder that holds runs is one, if a nameless one."""
+        events = self.events()
+        if not any(event["event"] == "study" for event in events):
+            return self._loose()
+        return _Reader(self, events).results()
+
+    def record(self, event: dict[str, Any], cell: Cell | None = None) -> RunRecord | None:
+        """The record that an event tells of, with what only the study knows; none where that is gone."""
+        run = RunFolder(self.path / event["run"])
+        record = run.record() if run.exists() else None
+        if record is None:
+            return None
+        more: dict[str, Any] = {"run": str(run.path), "machine_noise": event.get("noise")}
+        if cell is not None:
+            # a cell that was run beside others when its seconds did not count has no seconds now
+            more |= {"repeat": cell.repeat, "timed": cell.timed and event.get("timed", True)}
+        return record.model_copy(update=more)
+
+    def _loose(self) -> Results:
+        records = self._records()
+        if not records:
+            raise UsageError(f"{self.path} holds no study and no runs with a result")
+        return Results(self.path, self.path.name, self.path.name, records=records)
+
+    def _records(self) -> list[RunRecord]:
+        if not self.path.is_dir():
+            raise UsageError(f"there is no folder {self.path}")
+        folders = [RunFolder(path) for path in sorted(self.path.iterdir()) if path.is_dir()]
+        found = [(folder, folder.record()) for folder in folders if folder.exists()]
+        # where it lies now: what the file says may be long gone, or made up
+        return [record.model_copy(update={"run": str(folder.path)}) for folder, record in found if record]
+
+
+def _with_new_keys(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of version 0.1.0, whose ids had 8 digits, with the keys that their cells have now.
+
+    An old key means the cell of the sitting it was written in: another sitting's may begin with the same
+    digits and be another run.
+    """
+    if not any(_OLD_KEY.search(str(event.get("cell"))) for event in events):
+        return events  # making every cell only to know its key takes a while
+    keys: dict[str, str] = {}
+    renamed = []
+    for event in events:
+        if event["event"] == "study":
+            cells = [Cell.from_json(fields) for fields in event["cells"]]
+            keys = {cell.old_key: cell.key for cell in cells}
+        key = event.get("cell")
+        renamed.append({**event, "cell": keys[key]} if key in keys else event)
+    return renamed
+
+
+class JournalWriter:
+    """Appends events, each whole and on the disk before the next thing happens."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        end = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        if whole < end:  # what a crash tore is done again; it must not spoil the next line
+            file.truncate(whole)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One line."""
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"event": event, "at": at, **fields}, separators=(",", ":")) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self._path, error) from error
+
+
+class _Reader:
+    """Plays the journal back: what is known last about a cell counts."""
+
+    def __init__(self, folder: StudyFolder, events: list[dict[str, Any]]) -> None:
+        self._folder, self._events = folder, events
+        self._study: dict[str, Any] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+        self._over: str | None = None  # why the last sitting left cells
+        self._noisy: list[dict[str, Any]] = []
+        self._calibrations: list[Calibration] = []
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "study":
+                self._study, self._over = event, None
+            case "over":
+                self._over = event["reason"]
+            case "calibration":
+                self._calibrations.append(Calibration(event["at"], event["seconds"], event.get("host", "")))
+            case "finished" | "failed" | "excluded":
+                self._ended[event["cell"]] = event
+            case "repeated":
+                self._noisy.append(event)
+
+    def results(self) -> Results:
+        study, folder = self._study, self._folder
+        records = []
+        sides: dict[str, list[Without]] = {"failed": [], "excluded": [], "left": []}
+        for cell in map(Cell.from_json, study["cells"]):
+            event = self._ended.get(cell.key)
+            record = folder.record(event, cell) if event and event["event"] == "finished" else None
+            if record is not None:
+                records.append(record)
+            elif event and event["event"] != "finished":
+                sides[event["event"]].append(Without(cell, event["reason"]))
+            else:
+                sides["left"].append(Without(cell, self._over or "not run yet"))
+        counted = {event.get("run") for event in self._ended.values() if event["event"] == "finished"}
+        noisy = [event for event in self._noisy if event["run"] not in counted]
+        repeated = [record for event in noisy if (record := folder.record(event))]
+        known = ("name", "title", "about", "claim", "price", "currency", "command")
+        facts = {name: study[name] for name in known if study.get(name) is not None}
+        return Results(
+            folder.path,
+            **facts,
+            records=records,
+            repeated=repeated,
+            calibrations=self._calibrations,
+            failed=sides["failed"],
+            excluded=sides["excluded"],
+            left=sides["left"],
+        )

@@ -1,0 +1,50 @@
+"""Going on in a folder that may be anybody's: which file it imports, and whether its result is its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.records import signing
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+
+
+def vouch(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Callable[[str], None]) -> None:
+    """Say which task file a folder has us import; refuse it where the folder may be anybody's."""
+    if stored.task_file is None:
+        return
+    file = stored.task_file.absolute()
+    if not trusted:
+        why = (
+            "its signature is not of this account, or not of this spec.json"
+            if os.path.lexists(folder.path / "spec.sig")
+            else "another account, or a version of manyhands that signed nothing, has started it"
+        )
+        raise UsageError(
+            f"{folder.path} is not known to be yours ({why}), and going on imports {file}: look at that "
+            "file, and if you trust it, add --trust"
+        )
+    notice(f"importing {file}, the task file of {folder.path}")
+
+
+def say_if_unsigned(spec: RunSpec, notice: Callable[[str], None]) -> None:
+    """Tell that the account has no key, where the next sitting will ask for it."""
+    if spec.task_file is not None and (reason := signing.why_not()):
+        notice(f"{reason}; so the run cannot be signed, and to go on with it will take --trust")
+
+
+def result_of(folder: RunFolder, before: RunSpec, notice: Callable[[str], None]) -> RunRecord | None:
+    """The result of the run that goes on; one that is damaged, or another run's, is none."""
+    try:
+        record = folder.record()
+    except ManyhandsError as error:
+        notice(f"{error}; going on without it")
+        return None
+    if record is not None and record.spec.id != before.id:
+        other = f"of another run ({record.spec.task}, {record.spec.id})"
+        notice(f"{folder.path / 'result.json'} is {other}; going on without it")
+        return None
+    return record

@@ -1,0 +1,103 @@
+"""What is found by trying: `--workers auto`, how cores are best split; and into how many micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from manyhands.core import environment, formatting, registry
+from manyhands.core.signals import StopRequest
+from manyhands.launchers import LAUNCHERS
+from manyhands.launchers.base import Launcher
+from manyhands.records.spec import RunSpec
+
+ROUNDS, SECONDS = 2, 1.0  # each split is tried this often, in turn, for so long
+BRIEFLY = 0.4  # seconds for each number of micro-batches
+LEAST = 8  # samples of a micro-batch: smaller ones are slow, and a batch norm's statistics poor
+
+
+class Split(NamedTuple):
+    """One way to use the cores, and how fast it was."""
+
+    workers: int
+    threads: int
+    samples_per_second: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{formatting.plural(self.workers, 'worker')} x {formatting.plural(self.threads, 'thread')}"
+
+
+def splits(cores: int, batch: int) -> list[Split]:
+    """Every division of the cores that leaves no core idle and no worker without a sample."""
+    return [Split(n, cores // n) for n in range(1, cores + 1) if cores % n == 0 and n <= batch]
+
+
+def choose(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
+    """The (resolved) spec with the fastest split; best of interleaved rounds, since machines are noisy."""
+    from manyhands.engine.probe import measure
+
+    assert spec.batch is not None
+    found = splits(environment.cores(), spec.batch)
+    launcher: Launcher = registry.member("launcher", LAUNCHERS, "local")()
+    rates = [0.0] * len(found)
+    for _ in range(ROUNDS if len(found) > 1 else 0):
+        for number, split in enumerate(found):
+            rate = _measured(launcher, measure, split.workers, placed(spec, split), SECONDS)
+            rates[number] = max(rates[number], rate)
+    measured = [split._replace(samples_per_second=rate) for split, rate in zip(found, rates, strict=True)]
+    best = max(measured, key=lambda split: split.samples_per_second)
+    tried = ", ".join(f"{split} {formatting.rate(split.samples_per_second, unit)}" for split in measured)
+    say(f"auto: {tried}: taking {best}")
+    return placed(spec, best)
+
+
+def with_micro_batches(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
+    """The (resolved) pipeline with the number of micro-batches that is measured to be the fastest.
+
+    Few leave stages idle, many are small and slow; which matters more is the model's and the machine's.
+    """
+    from manyhands.engine.probe import measure_each
+
+    assert spec.batch is not None
+    share = spec.batch // spec.replicas
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count == 1 or share // count >= LEAST]
+    specs = [_in_parts(spec, count) for count in counts]
+    if spec.launcher != "local":  # whose ranks are there for the run only
+        chosen = specs[min(len(specs) - 1, 3)]
+        parts = formatting.plural(chosen.micro_batches, "micro-batch", "micro-batches")
+        say(f"{parts} a batch; --micro-batches says otherwise")
+        return chosen
+    launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
+    found: list[float] = _measured(launcher, measure_each, spec.ranks, specs, ROUNDS, BRIEFLY)
+    rates = dict(zip(counts, found, strict=True))
+    best = max(counts, key=lambda count: rates[count])
+    tried = ", ".join(f"{count}: {formatting.rate(rates[count], unit)}" for count in counts)
+    say(f"micro-batches {tried}: taking {best}")
+    return specs[counts.index(best)]
+
+
+def _measured(launcher: Launcher, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
+    """What rank 0 found; a signal is heard also while the workers come and go."""
+    from manyhands.engine.probe import interrupted
+
+    with StopRequest() as stop:
+        found = launcher.launch(function, ranks, *arguments)[0]
+    if stop.signal is not None:
+        raise interrupted(stop.signal)
+    return found
+
+
+def _in_parts(spec: RunSpec, count: int) -> RunSpec:
+    return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": count})
+
+
+def placed(spec: RunSpec, split: Split) -> RunSpec:
+    """The spec on this split."""
+    alone = split.workers == 1
+    return spec.replace(
+        workers=split.workers,
+        threads=split.threads,
+        strategy="single" if alone else "allreduce",
+        transport="solo" if alone else "shm",
+        launcher="inline" if alone and not spec.restarts else "local",
+    )

@@ -1,0 +1,281 @@
+"""Is a strategy exact? The same steps by `single` and by the strategy, compared tensor by tensor (law 4).
+
+Where a worker's batch norm looks at its own share, one worker with the whole batch computes something else;
+then the reference is one worker that takes the same shares one after the other. What it cannot tell then are
+the running statistics: it updates them share by share, the workers take the mean of their changes.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from manyhands.core import registry
+from manyhands.core.errors import InterruptedRunError, ManyhandsError, UsageError, WorkerFailedError
+from manyhands.core.signals import StopRequest
+from manyhands.data.order import sizes
+from manyhands.launchers import LAUNCHERS
+from manyhands.launchers.base import Launcher, Supervision
+from manyhands.records.spec import RunSpec
+from manyhands.runs.resolve import resolve
+from manyhands.runs.train import check
+from manyhands.strategies import STRATEGIES, options
+from manyhands.tasks import find
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.engine.probe import Probe
+
+# float32 rounds at 6e-8 of a value; a few steps of a different order of sums stay far below this
+FEW = 4  # micro-batches
+TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
+
+
+class Comparison(NamedTuple):
+    """One precision: the largest difference of every tensor, relative to its largest value where above 1."""
+
+    dtype: str
+    reference: str
+    tolerance: float
+    tensors: dict[str, float]
+    losses: float
+
+    @property
+    def largest(self) -> float:
+        """Over all tensors and losses."""
+        return max([self.losses, *self.tensors.values()])
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of it is within the tolerance."""
+        return self.largest <= self.tolerance  # a difference that is no number is not
+
+
+class Verification(NamedTuple):
+    """What was compared, how it came out, and why some things are not comparable."""
+
+    spec: RunSpec
+    steps: int
+    comparisons: list[Comparison]
+    reasons: list[str]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every comparison holds."""
+        return all(comparison.holds for comparison in self.comparisons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "task": self.spec.task,
+            "strategy": self.spec.strategy,
+            "transport": self.spec.transport,
+            "workers": self.spec.workers,
+            "batch": self.spec.batch,
+            "steps": self.steps,
+            "exact": self.exact,
+            "comparisons": [
+                {**comparison._asdict(), "largest": comparison.largest, "holds": comparison.holds}
+                for comparison in self.comparisons
+            ],
+            "reasons": self.reasons,
+        }
+
+
+def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verification:
+    """Train some steps twice in each precision and compare where they led."""
+    check(spec)
+    _comparable(spec)
+    spec = resolve(_in_micro_batches(spec))
+    comparisons: list[Comparison] = []
+    reasons: dict[str, None] = {}
+    for dtype in TOLERANCES:
+        say(f"{dtype}: {steps} steps with single, {steps} with {spec.strategy} on {spec.transport}")
+        try:
+            comparison, found = _in(dtype, spec, steps)
+        except (RuntimeError, WorkerFailedError) as error:
+            if not comparisons or (types := _mixed_types(str(error))) is None:
+                raise
+            found = [
+                f"{dtype} is left out: the task holds float32 numbers that do not change their type with the "
+                f'model, such as class weights that its loss has captured ("{types}")'
+            ]
+        else:
+            comparisons.append(comparison)
+        reasons |= dict.fromkeys(found)
+    return Verification(spec, steps, comparisons, list(reasons))
+
+
+def _in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list[str]]:
+    """The same steps twice in one precision: how they compare, and what to know about that."""
+    ours = _rehearse(spec.replace(dtype=dtype), steps)
+    parts = spec.replicas * spec.micro_batches
+    apart = ours.batch_norms > 0 and parts > spec.accumulate and not spec.sync_batchnorm
+    if apart:
+        _check_shares(spec, steps)
+    reference = _alone(spec, dtype, parts if apart else spec.accumulate)
+    theirs = _rehearse(reference, steps)
+    # one replica takes its micro-batches one by one, as one worker does: even these are comparable
+    skipped = _statistics(theirs) if apart and spec.replicas > 1 else set()
+    named = _named(theirs, ours)
+    reasons = _reasons(spec, ours, skipped)
+    if any(name != other for name, other in named.items()):
+        reasons.append("each build of the model numbers its tensors anew: they are compared in their order")
+    return _compare(dtype, reference, theirs, ours._replace(state=_renamed(ours, named)), skipped), reasons
+
+
+def _mixed_types(text: str) -> str | None:
+    """The line in which torch complains of float32 where it has float64, if that is what it complains of."""
+    lines = (line.strip() for line in text.splitlines())
+    return next((line for line in lines if "double" in line.lower() and "float" in line.lower()), None)
+
+
+def _named(theirs: Probe, ours: Probe) -> dict[str, str]:
+    """By our name of each of the model's tensors theirs, which is at the same place in the model."""
+    here, there = (
+        {name: tensor.shape for name, tensor in each.state.items() if name.startswith("model/")}
+        for each in (ours, theirs)
+    )
+    if here.keys() == there.keys():
+        return {name: name for name in here}
+    if list(here.values()) != list(there.values()):
+        odd = min(here.keys() ^ there.keys()).removeprefix("model/")
+        raise ManyhandsError(
+            f"two builds of the model differ, not only in names: {odd} is in one of them only; for the same "
+            "seed a task must build the same model"
+        )
+    return dict(zip(here, there, strict=True))
+
+
+def _renamed(ours: Probe, named: dict[str, str]) -> dict[str, Tensor]:
+    """Our tensors by their names, the optimizer's after the parameters that they belong to."""
+    found = {}
+    for key, tensor in ours.state.items():
+        *kind, name = key.split("/", 2 if key.startswith("optimizer/") else 1)
+        other = named.get(f"model/{name}", f"model/{name}").removeprefix("model/")
+        found["/".join([*kind, other])] = tensor
+    return found
+
+
+def _comparable(spec: RunSpec) -> None:
+    """Refuse what is not meant to be equal."""
+    if STRATEGIES[spec.strategy].free:
+        raise UsageError(
+            f"strategy {spec.strategy} is not single: its workers go at their own pace, and no two runs are "
+            "alike; verify compares strategies that step together (allreduce, average with every 1)"
+        )
+    chosen = options.build(spec.strategy, spec.strategy_options)
+    if not isinstance(chosen, options.AverageOptions):
+        return
+    if chosen.outer != "mean":
+        raise UsageError(
+            f"average with outer {chosen.outer} is not single: workers do not go on with their mean; verify "
+            "it with --set strategy.outer=mean --set strategy.every=1"
+        )
+    if chosen.every != 1 and spec.workers > 1:
+        raise UsageError(
+            f"average with every {chosen.every} is not single: workers go apart between averages; verify it "
+            "with --set strategy.every=1"
+        )
+
+
+def _in_micro_batches(spec: RunSpec) -> RunSpec:
+    """A few, where none are named: one micro-batch would leave out what is hard about a pipeline."""
+    if spec.strategy != "pipeline" or spec.strategy_options.get("micro_batches"):
+        return spec
+    most = max(1, (spec.batch or FEW) // max(1, spec.replicas))
+    return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": min(FEW, most)})
+
+
+def _check_shares(spec: RunSpec, steps: int) -> None:
+    """Where a norm looks at each part, one worker must be able to take the very same parts."""
+    assert spec.batch is not None
+    samples = len(find.build(spec.task, spec.options).train)
+    full, ragged = divmod(samples, spec.batch)
+    for size in (spec.batch, ragged) if steps > full else (spec.batch,):
+        parts = [part for share in sizes(size, spec.replicas) for part in sizes(share, spec.micro_batches)]
+        # a part without a sample is nobody's
+        if [part for part in parts if part] != [part for part in sizes(size, len(parts)) if part]:
+            raise UsageError(
+                f"verify compares batch norm with one worker that takes the same {len(parts)} parts of a "
+                f"batch, and {size} samples are divided unevenly: use a batch that {len(parts)} divides"
+                + (", or fewer steps" if size == ragged else "")
+            )
+
+
+def _rehearse(spec: RunSpec, steps: int) -> Probe:
+    from manyhands.engine.probe import probe
+
+    launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
+    with StopRequest() as stop:
+        found: Probe = launcher.launch(
+            probe, spec.ranks, spec, steps, care=Supervision(timeout=spec.timeout)
+        )[0]
+    if stop.signal is not None:  # a few steps are made to their end, and no more are begun
+        name = signal.Signals(stop.signal).name
+        raise InterruptedRunError(f"interrupted by {name} while steps were compared", stop.signal)
+    return found
+
+
+def _alone(spec: RunSpec, dtype: str, accumulate: int) -> RunSpec:
+    return spec.replace(
+        dtype=dtype,
+        strategy="single",
+        strategy_options={},
+        transport="solo",
+        launcher="inline",
+        workers=1,
+        threads=spec.threads or 1,
+        accumulate=accumulate,
+        sync_batchnorm=False,
+        offload="none",
+        memory=None,
+    )
+
+
+def _statistics(rehearsal: Probe) -> set[str]:
+    ends = ("running_mean", "running_var", "num_batches_tracked")
+    return {name for name in rehearsal.state if name.endswith(ends)}
+
+
+def _reasons(spec: RunSpec, ours: Probe, skipped: set[str]) -> list[str]:
+    reasons = []
+    parts = spec.replicas * spec.micro_batches
+    if ours.batch_norms and spec.stages > 1 and parts > 1:
+        left_out = ", and running statistics are left out" if skipped else ""
+        reasons.append(
+            f"{ours.batch_norms} batch norms look at one micro-batch at a time, so one worker with the whole "
+            f"batch computes something else; the reference takes the same {parts} parts one by one{left_out}"
+        )
+    elif skipped:
+        synchronised = " (with --sync-batchnorm all of it is comparable)" * (spec.strategy == "allreduce")
+        reasons.append(
+            f"{ours.batch_norms} batch norms look at each worker's own share, so one worker with the whole "
+            f"batch computes something else; the reference takes the same {spec.workers} shares one by "
+            f"one, and running statistics are left out{synchronised}"
+        )
+    if ours.dropouts:
+        reasons.append(
+            f"{ours.dropouts} dropouts were switched off: every worker draws masks of its own for its samples"
+        )
+    return reasons
+
+
+def _compare(dtype: str, reference: RunSpec, theirs: Probe, ours: Probe, skipped: set[str]) -> Comparison:
+    names = [name for name in theirs.state if name not in skipped]
+    learned = {name for name in ours.state if name.startswith(("model/", "optimizer/"))}  # not its own notes
+    if missing := theirs.state.keys() ^ learned:
+        raise AssertionError(f"the strategies keep different tensors: {sorted(missing)}")
+    differences = {name: _difference(theirs.state[name], ours.state[name]) for name in names}
+    losses = max(abs(a - b) / max(1.0, abs(a)) for a, b in zip(theirs.losses, ours.losses, strict=True))
+    described = "single" + (f" in {reference.accumulate} shares" if reference.accumulate > 1 else "")
+    return Comparison(dtype, described, TOLERANCES[dtype], differences, losses)
+
+
+def _difference(reference: Any, other: Any) -> float:
+    if reference.numel() == 0:
+        return 0.0
+    reference, other = reference.double().cpu(), other.double().cpu()
+    return float((reference - other).abs().max() / max(1.0, float(reference.abs().max())))

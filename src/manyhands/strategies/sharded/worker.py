@@ -1,0 +1,391 @@
+"""Parameters, gradients and optimiser in shards, gathered a block at a time: torch's `fully_shard` (FSDP2).
+
+    shard of rank 0   [ block 0 | block 1 | block 2 ]      at rest every worker holds its rows of each tensor
+    shard of rank 1   [ block 0 | block 1 | block 2 ]
+
+    forward    gather block 0, compute, drop it, gather block 1, ...
+    backward   gather block 2, compute, sum its gradient into shards, drop it, gather block 1, ...
+    update     each worker its own rows
+
+FSDP takes the mean over workers; here it is told to sum, as each loss is weighted by its part of the global
+batch already (law 4). All workers must gather alike, so one that has fewer micro-batches than another makes
+up for it with a sample that weighs nothing. Each micro-batch's gradient is summed into shards at once: to
+keep whole gradients until the last of them would take the memory that accumulation is there to save.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from manyhands.core.errors import UsageError
+from manyhands.data.base import Batch
+from manyhands.offload.blocks import blocks_of, joined
+from manyhands.recipes import optimizers
+from manyhands.strategies import state
+from manyhands.strategies.aliases import refuse_use
+from manyhands.strategies.base import Outcome, Setup, Votes, Worker
+from manyhands.strategies.consistency import check_same_model, spread_buffers, trained
+from manyhands.strategies.gather import at_first
+from manyhands.strategies.sharded.fsdp_hooks import pass_through
+from manyhands.strategies.single import Single
+from manyhands.strategies.sparse_gradients import refuse
+from manyhands.strategies.step_header import StepHeader
+from manyhands.transports.base import Transport
+
+
+def sharded(setup: Setup) -> Worker:
+    """A worker with its shard; of one worker there is nothing to cut."""
+    return Sharded(setup) if setup.transport.size > 1 else Single(setup)
+
+
+@final
+class Sharded:
+    """Rows of every tensor at every worker; `model` is whole only inside `whole` and once it has settled."""
+
+    model: nn.Module
+
+    def __init__(self, setup: Setup) -> None:
+        model, transport = setup.model, setup.transport
+        refuse(model, "sharded")
+        check_same_model(model, transport)
+        spread_buffers(model, transport)
+        for parameter in model.parameters():
+            transport.broadcast(parameter.data)
+        self._transport, self._compute, self._clip = transport, setup.compute, setup.recipe.clip
+        self._example = setup.example
+        self._sample: Batch | None = None
+        undecayed = optimizers.undecayed(model)
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        self._plain = _hollow(model)
+        self._units = _shard(model, transport)
+        self.model = self._model = model
+        self._used: set[str] = set()
+        self._counting = False
+        self._watch()
+        self._shards = Shards(model, self._plain, transport)
+        self._named = trained(model)
+        self._local = {name: self._shards.local[name] for name in self._named}
+        self._notes = StepHeader(model, len(self._named))
+        device = next(iter(self._local.values())).device if self._local else None
+        self._own = torch.zeros(self._notes.length, dtype=self._notes.dtype, device=device)
+        self._summed = torch.zeros_like(self._own)
+        self._notes.bind(self._own, self._summed)
+        self._optimizer = optimizers.build(setup.recipe, self._local.items(), undecayed, self._norms)
+        setup.choices["sharded"] = {
+            "parameters": sum(local.nbytes for local in self._shards.local.values()),
+            "gradients": sum(local.nbytes for local in self._local.values()),
+            "whole": whole,
+            "groups": _groups(self._units),
+        }
+
+    def step(
+        self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
+    ) -> Outcome:
+        """Sum everybody's weighted gradients into shards, a micro-batch at a time; update one's own."""
+        mean, samples = 0.0, 0
+        self._used.clear()
+        for batch in self._matched(micro_batches, total):
+            if batch is None:
+                self._go_along()
+                continue
+            self._counting = True
+            loss = self._compute.forward(self._model, batch, weight=batch.size / total)
+            self._compute.backward(loss)
+            self._counting = False
+            mean += loss.item()
+            samples += batch.size
+        touched = [name in self._used for name in self._named]
+        self._notes.write(mean, votes(), touched, samples / total)
+        self._transport.all_reduce(self._summed.copy_(self._own))
+        outcome, missing = self._notes.read()
+        self._take_gradients(set(missing))
+        if self._clip is not None:
+            self._compute.clip(self._local.values(), self._clip, self._norm)
+        optimizers.set_rate(self._optimizer, lr)
+        self._compute.update(self._optimizer)
+        self._shards.spread()
+        return outcome
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """A plain copy with whole tensors, which asks nobody for anything."""
+        if self.model is self._plain:  # it has settled
+            yield
+            return
+        self._shards.fill()
+        self.model = self._plain
+        try:
+            yield
+        finally:
+            self.model = self._model
+            self._shards.empty()
+
+    def settle(self) -> None:
+        """The plain copy, for good."""
+        if self.model is not self._plain:
+            self._shards.fill()
+            self.model = self._plain
+
+    def state(self) -> dict[str, Tensor]:
+        """Whole tensors, put together at rank 0 from all workers' shards; the others only send theirs."""
+        settled = self.model is self._plain
+        if not settled:
+            self._shards.fill(first=True)
+        packed = state.pack(self._plain, self._optimizer, self._shards.gathered)
+        if not settled:
+            self._shards.empty()
+        return packed if self._transport.rank == 0 else {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Every worker takes its rows of them."""
+        with self.whole():
+            state.unpack_model(tensors, self._plain)
+            self._shards.take()
+        state.unpack_optimizer(tensors, self._optimizer, self._shards.part)
+        self._notes.rebase()
+
+    def _matched(self, micro_batches: Iterable[Batch], total: int) -> Iterator[Batch | None]:
+        """This worker's micro-batches, then as many empty ones as another has more of.
+
+        Shares differ by at most one sample, so where the batch divides evenly so do the micro-batches.
+        """
+        if total % self._transport.size:
+            batches = list(micro_batches)
+            counts = self._transport.all_gather(torch.tensor([len(batches)]))
+            micro_batches = batches
+            missing = max(int(count) for count in counts) - len(batches)
+        else:
+            missing = 0
+        for batch in micro_batches:
+            if self._sample is None:
+                self._sample = Batch(batch.inputs[:1].clone(), batch.targets[:1].clone())
+            yield batch
+        yield from [None] * missing
+
+    def _go_along(self) -> None:
+        """Gather and sum with the others, and add nothing to the sums, the statistics or the random state."""
+        if self._sample is None:
+            assert self._example is not None, "a worker that has seen no sample needs an example"
+            self._sample = self._example(1)
+        model = self._model
+        modes = [(module, module.training) for module in model.modules()]
+        before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with torch.random.fork_rng(devices=[self._own.device] if self._own.is_cuda else []):
+            model.eval()
+            self._compute.backward(self._compute.forward(model, self._sample, weight=0.0))
+        for module, training in modes:
+            module.training = training
+        for buffer, values in before:
+            buffer.copy_(values)
+
+    def _watch(self) -> None:
+        """Notice which parameters get a gradient: FSDP sums zeros for those that do not."""
+        watched: set[str] = set()
+        for unit in self._units:
+            unit.unshard()
+            for name, parameter in self._model.named_parameters():
+                # those that are not sharded are met with every unit
+                if parameter.requires_grad and not isinstance(parameter, DTensor) and name not in watched:
+                    parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+                    watched.add(name)
+            unit.reshard()
+
+    def _note(self, name: str, gradient: Tensor) -> None:
+        if self._counting:
+            self._used.add(name)
+
+    @torch.no_grad()
+    def _take_gradients(self, missing: set[int]) -> None:
+        """Hand the optimiser this worker's rows of the gradients, none where no worker had one."""
+        for number, (name, parameter) in enumerate(self._named.items()):
+            gradient, parameter.grad = parameter.grad, None
+            local = self._local[name]
+            if number in missing:
+                continue
+            if isinstance(parameter, DTensor):
+                assert isinstance(gradient, DTensor)
+                local.grad = gradient.to_local()
+            else:
+                summed = torch.zeros_like(parameter) if gradient is None else gradient
+                self._transport.all_reduce(summed)
+                local.grad = self._shards.part(name, summed)
+
+    def _norms(self, parts: list[Tensor]) -> Tensor:
+        """The norms of whole tensors, of which every worker holds some rows."""
+        squares = torch.stack([part.square().sum() for part in parts])
+        return self._transport.all_reduce(squares).sqrt_()
+
+    def _norm(self, parts: list[Tensor]) -> Tensor:
+        """The norm of the whole gradient."""
+        if not parts:  # no parameter had a gradient, anywhere
+            return torch.zeros(())
+        whole: Tensor = torch.linalg.vector_norm(self._norms(parts))
+        return whole
+
+
+class Shards:
+    """This worker's rows of every parameter, and the way to whole tensors and back.
+
+    What FSDP does not shard, a scalar, an empty tensor or one of another type than the rest of its group, is
+    whole at every worker; rank 0 updates it and tells the others.
+    """
+
+    def __init__(self, model: nn.Module, plain: nn.Module, transport: Transport) -> None:
+        self._transport, self._plain = transport, dict(plain.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._shared: dict[str, Tensor] = {}
+        self.local: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, DTensor):
+                self.local[name] = parameter.to_local().detach()
+            else:
+                self._shared[name] = parameter.detach()
+                self.local[name] = self.part(name, self._shared[name])
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """This worker's rows of a whole tensor, cut as FSDP does: the last workers have fewer or none."""
+        rank, size = self._transport.rank, self._transport.size
+        parts = (whole,) if name in self._shared else whole.chunk(size)
+        return parts[rank] if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]))
+
+    def gathered(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors at rank 0, from everybody's rows of them; the others have nothing of it."""
+        found = {name: self._gather(name, part) for name, part in parts.items()}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def spread(self) -> None:
+        """What rank 0 has updated, to all."""
+        for name, tensor in self._shared.items():
+            if self._plain[name].requires_grad:
+                self._transport.broadcast(tensor)
+
+    def fill(self, *, first: bool = False) -> None:
+        """Make the plain copy whole, at every worker or at the first alone."""
+        for name, parameter in self._plain.items():
+            whole = (self._gather if first else self._whole)(name, self.local[name])
+            if whole is not None:
+                parameter.data = whole
+
+    def empty(self) -> None:
+        """Let its tensors go."""
+        for parameter in self._plain.values():
+            parameter.data = parameter.data.new_empty(0)
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """This worker's rows of what the plain copy holds."""
+        for name, parameter in self._plain.items():
+            self.local[name].copy_(self.part(name, parameter))
+            if name in self._shared:
+                self._shared[name].copy_(parameter)
+
+    def _gather(self, name: str, part: Tensor) -> Tensor | None:
+        return at_first(self._transport, part, self._shapes[name], shared=name in self._shared)
+
+    def _whole(self, name: str, part: Tensor) -> Tensor:
+        rows = self._transport.all_gather(part)
+        return torch.cat([row.flatten() for row in rows]).view(self._shapes[name])
+
+
+def _hollow(model: nn.Module) -> nn.Module:
+    """A copy with the same buffers whose parameters are empty."""
+    known: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        known[id(parameter)] = nn.Parameter(parameter.detach().new_empty(0), parameter.requires_grad)
+    made = copy.deepcopy(model, known)
+    for module, twin in zip(model.modules(), made.modules(), strict=True):
+        twin._buffers = module._buffers  # also those that will be set anew
+    return made
+
+
+def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
+    """Shard a model block by block over a transport's process group, and say to sum."""
+    device = next(model.parameters(), torch.empty(0)).device
+    mesh = DeviceMesh.from_group(transport.process_group, device.type)  # type: ignore[attr-defined]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # FSDP cuts nothing else
+    units, left_out = _units(model)
+    for module in units:
+        module.register_forward_hook(_own_outputs)  # before FSDP's own, which is to see what it returns
+    replaced = ((name, p) for name, p in model.named_parameters() if p not in left_out)
+    refuse_use("by strategy sharded", "which keeps the values of the beginning", replaced)
+    made = [
+        fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model, ignored_params=left_out)
+        for unit in units
+    ]
+    for module, unit in zip(units, made, strict=True):
+        if _begins_in_place(module):
+            module.register_forward_pre_hook(_own_inputs)  # after FSDP's own, which hands it a view
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+        if hasattr(unit, "set_reduce_scatter_unused_params"):
+            # workers may use different parameters; an older FSDP wants them to use the same
+            unit.set_reduce_scatter_unused_params(True, recurse=False)
+        if device.type == "cpu":  # on CUDA they run beside the computing, for which a clock would wait
+            pass_through(unit, transport)
+    return made
+
+
+def _units(model: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter]]:
+    """What is gathered at a time, blocks before the whole, and which parameters are not sharded."""
+    try:
+        blocks = blocks_of(model)
+    except UsageError:
+        blocks = []
+    inside = {id(module) for module in model.modules()}
+    if joined(blocks) or any(id(block) not in inside for block in blocks):
+        blocks = []  # who shares parameters is gathered together
+    units = [block for block in blocks if block is not model and any(True for _ in block.parameters())]
+    units.append(model)
+    left_out: set[nn.Parameter] = set()
+    seen: set[int] = set()
+    for unit in units:
+        mine = [parameter for parameter in unit.parameters() if id(parameter) not in seen]
+        seen |= {id(parameter) for parameter in mine}
+        sizes: dict[torch.dtype, int] = {}
+        for parameter in mine:
+            if parameter.requires_grad:
+                sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.nbytes
+        most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+        left_out |= {
+            p for p in mine if p.dim() == 0 or p.numel() == 0 or (p.requires_grad and p.dtype != most)
+        }
+    return units, left_out
+
+
+def _groups(units: list[FSDPModule]) -> int:
+    """How many of them have parameters of their own; the whole model's may all be its blocks'."""
+    seen: set[int] = set()
+    count = 0
+    for unit in units:
+        assert isinstance(unit, nn.Module)
+        found = {id(parameter) for parameter in unit.parameters() if isinstance(parameter, DTensor)}
+        count += bool(found - seen)
+        seen |= found
+    return count
+
+
+def _begins_in_place(module: nn.Module) -> bool:
+    """Whether the first layer says that it writes over its inputs."""
+    leaves = (layer for layer in module.modules() if not list(layer.children()))
+    return bool(getattr(next(leaves, None), "inplace", False))
+
+
+def _own_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copies, which may be written over."""
+    return tuple(tensor.clone() for tensor in inputs)
+
+
+def _own_outputs(module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
+    """No view: who writes over one would cut FSDP off from backward."""
+    return outputs.clone() if isinstance(outputs, Tensor) and outputs._base is not None else outputs

@@ -1,0 +1,92 @@
+"""The small things that travel with every step's gradients: loss, votes, which gradients there are, buffers.
+
+One vector a worker, and the sum over all workers is what everybody reads:
+
+    [ loss | stop over save | lacking | had a gradient, a number a parameter | changes of the buffers ]
+
+A buffer (a norm's running mean) changes at each worker by what its own samples say. All take the mean of the
+changes, weighted by samples, so buffers stay equal everywhere and a constant one is not touched by rounding.
+Buffers that are no floating-point numbers (a norm's count of batches) stay each worker's own; what is saved
+is rank 0's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.strategies.base import Outcome, Votes
+
+_LOSS, _VOTES, _LACKING, _FLAGS = 0, 1, 4, 5
+
+
+class StepHeader:
+    """Writes one worker's vector and reads the sum."""
+
+    def __init__(self, model: nn.Module, parameters: int, own: Sequence[bool] | None = None) -> None:
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._before = [buffer.clone() for buffer in self._buffers]
+        self._parameters = parameters
+        self._own_parameters = [True] * parameters if own is None else list(own)  # which can have a gradient
+        self.length = _FLAGS + parameters + sum(buffer.numel() for buffer in self._buffers)
+        self.dtype = self._choose(model)
+
+    @staticmethod
+    def _choose(model: nn.Module) -> torch.dtype:
+        kinds = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
+        return torch.float32 if kinds <= {torch.float32, torch.float16, torch.bfloat16} else torch.float64
+
+    def bind(self, own: Tensor, summed: Tensor) -> None:
+        """Where this worker's vector lies, and where the sum of all will."""
+        self._own, self._summed = own, summed
+        self._own_buffers, self._summed_buffers = self._cut(own), self._cut(summed)
+        own[_FLAGS : _FLAGS + self._parameters] = torch.tensor(self._own_parameters).to(own)
+        self._lacked = False
+        # On the host the few numbers at the head are written and read as numpy's: a tensor of five numbers
+        # costs as much as a small layer.
+        self._head = own[:_FLAGS].numpy() if own.device.type == "cpu" else None
+        self._summed_head = summed[:_FLAGS].numpy() if summed.device.type == "cpu" else None
+
+    def write(self, loss: float, votes: Votes, touched: Sequence[bool], weight: float) -> None:
+        """This worker's vector; `weight` is its part of the global batch."""
+        lacking = not all(touched)
+        head = (loss, votes.stop, votes.over, votes.save, lacking)
+        if self._head is not None:
+            self._head[:] = head
+        else:
+            self._own[:_FLAGS] = torch.tensor(head, dtype=self.dtype, device=self._own.device)
+        if lacking or self._lacked:
+            had = [own and has for own, has in zip(self._own_parameters, touched, strict=True)]
+            flags = torch.tensor(had, dtype=self.dtype, device=self._own.device)
+            self._own[_FLAGS : _FLAGS + self._parameters] = flags
+            self._lacked = lacking
+        if self._buffers:
+            changes = torch._foreach_sub(self._buffers, self._before)
+            torch._foreach_mul_(changes, weight)
+            torch._foreach_copy_(self._own_buffers, list(changes))
+
+    def read(self) -> tuple[Outcome, list[int]]:
+        """What all know now, and the numbers of the parameters without a gradient anywhere."""
+        head = self._summed_head if self._summed_head is not None else self._summed[:_FLAGS]
+        loss, stop, over, save, lacking = head.tolist()
+        missing: list[int] = []
+        if lacking:
+            flags = self._summed[_FLAGS : _FLAGS + self._parameters]
+            missing = (flags == 0).nonzero().flatten().tolist()
+        if self._buffers:
+            pairs = zip(self._summed_buffers, self._before, strict=True)
+            torch._foreach_add_(self._before, [part.to(own.dtype) for part, own in pairs])
+            torch._foreach_copy_(self._buffers, self._before)
+        return Outcome(loss, Votes(stop > 0, over > 0, save > 0)), missing
+
+    def rebase(self) -> None:
+        """The buffers were set from outside, to the same values everywhere."""
+        if self._buffers:
+            torch._foreach_copy_(self._before, self._buffers)
+
+    def _cut(self, vector: Tensor) -> list[Tensor]:
+        sizes = [buffer.numel() for buffer in self._buffers]
+        parts = torch.split(vector[_FLAGS + self._parameters : self.length], sizes)
+        return [part.view(buffer.shape) for part, buffer in zip(parts, self._buffers, strict=True)]

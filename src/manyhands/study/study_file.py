@@ -1,0 +1,288 @@
+"""Study files: TOML in, a checked study out; what is wrong is said with its line (law 10)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from manyhands.claims import CLAIMS
+from manyhands.core import registry
+from manyhands.core.errors import UsageError, choices, shown, unknown
+from manyhands.recipes import RECIPES
+from manyhands.recipes.base import MANY
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Cell, Without
+from manyhands.runs.train import check_combination, check_names
+from manyhands.study import grid
+from manyhands.study.grid import Choices, SlipError
+from manyhands.study.toml_lines import TomlLines
+from manyhands.tasks import TASKS
+
+KEYS = (
+    "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "repeats", "keep_models",
+    "defaults", "grid", "exclude",
+)  # fmt: skip
+STUDIES = "studies"
+_UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
+_LONGEST = 100  # letters of a name
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a file asks for: facts about the study, and its cells in the order they are run in."""
+
+    path: Path
+    name: str
+    title: str
+    about: str = ""
+    fallback: str | None = None  # the task to take where a cell's data cannot be had
+    claim: str | None = None
+    price: float | None = None
+    currency: str = "$"
+    budget: float | None = None  # seconds
+    keep_models: bool = False
+    cells: list[Cell] = field(default_factory=list)
+    excluded: list[Without] = field(default_factory=list)  # combinations that cannot work
+    left_out: int = 0  # by the file's own [[exclude]]
+
+
+def find(text: str) -> Path:
+    """A study's file by its path, or by its name: here, in ./studies, or beside the package."""
+    given = Path(text).expanduser()
+    if given.is_file() or given.suffix or given.name != text:
+        return given
+    known: dict[str, Path] = {}
+    for folder in (Path(__file__).parents[3] / STUDIES, Path(STUDIES)):
+        known |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    if text not in known:
+        raise unknown("study", text, known)
+    return known[text]
+
+
+def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study:
+    """Read a study file; every cell is checked before any of them runs.
+
+    A task file that it names is imported, and `notice` is told so before.
+    """
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"cannot read the study {path}: {reason.lower()}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not a study: its tables and lists are nested too deeply") from None
+    except ValueError as error:  # tomllib's own, or Python's about a number of thousands of digits
+        raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    return _StudyFile(path, content, TomlLines(text), notice).study()
+
+
+class _StudyFile:
+    """One file's content, and the way from what is wrong in it to its line."""
+
+    def __init__(
+        self, path: Path, content: dict[str, Any], lines: TomlLines, notice: Callable[[str], None]
+    ) -> None:
+        self._path, self._content, self._lines, self._notice = path, content, lines, notice
+        self._named: set[Path] = set()  # task files
+
+    @contextmanager
+    def _at(self, table: str = "", index: int = 0) -> Iterator[None]:
+        """Slips inside are about this table."""
+        try:
+            yield
+        except SlipError as slip:
+            line = self._lines.of(table, index, slip.key)
+            if line is None and table:  # what a grid has from the defaults, else the grid
+                line = self._lines.of("defaults", 0, slip.key) or self._lines.of(table, index)
+            elif line is None:  # a table instead of a key
+                line = self._lines.of(slip.key.partition(".")[0])
+            where = f"{self._path}, line {line}" if line else str(self._path)
+            raise UsageError(f"{where}: {slip}") from None
+
+    def study(self) -> Study:
+        with self._at():
+            facts = self._facts()
+        with self._at("defaults"):
+            defaults = grid.flatten(self._table("defaults"), "[defaults]")
+        excludes = []
+        for index, table in enumerate(self._tables("exclude")):
+            with self._at("exclude", index):
+                keys = (*RunSpec.model_fields, "share", "lr")
+                excludes.append(grid.with_cores(grid.flatten(table, "an exclude", keys)))
+        cells, excluded, left_out = self._cells(defaults, excludes)
+        return Study(**facts, cells=cells, excluded=excluded, left_out=left_out)
+
+    def _cells(self, defaults: Choices, excludes: list[Choices]) -> tuple[list[Cell], list[Without], int]:
+        tables = self._tables("grid")
+        if not tables:
+            raise UsageError(f"{self._path} has no cells: it needs at least one [[grid]]")
+        cells: list[Cell] = []
+        reasons: dict[str, str] = {}
+        left_out: set[str] = set()
+        for index, table in enumerate(tables):
+            with self._at("grid", index):
+                mine = []
+                for cell in self._of_grid(table, defaults):
+                    if any(grid.matches(cell.spec, exclude) for exclude in excludes):
+                        left_out.add(cell.key)
+                        continue
+                    mine.append(cell)
+                    if cell.key not in reasons and (reason := cannot_work(cell.spec)):
+                        reasons[cell.key] = reason
+                if mine and all(cell.key in reasons for cell in mine):
+                    raise SlipError("", f"no cell of this grid can work: {reasons[mine[0].key]}")
+                cells += mine
+        if not cells:
+            raise UsageError(f"{self._path} has no cells: [[exclude]] leaves none of them")
+        found = grid.unique(cells)
+        if len(found) > grid.MOST:
+            raise UsageError(
+                f"{self._path} has {len(found):,} cells in its grids, and a study at most {grid.MOST:,}"
+            )
+        can = [cell for cell in found if cell.key not in reasons]
+        cannot = [Without(cell, reasons[cell.key]) for cell in found if cell.key in reasons]
+        return can, cannot, len(left_out)
+
+    def _of_grid(self, table: dict[str, Any], defaults: Choices) -> Iterator[Cell]:
+        own = grid.flatten(table, "a grid")
+        settings = grid.with_cores(grid.merged(defaults, own))
+        repeats = grid.repeats_of(settings, self._content.get("repeats", 1))
+        if (cells := grid.count(settings, repeats)) > grid.MOST:
+            raise SlipError("", f"this grid has {cells:,} cells, and a study at most {grid.MOST:,}")
+        timed = grid.timed_of(settings)
+        for spec in grid.expand(settings):
+            if (file := spec.task_file) is not None and file not in self._named:
+                self._named.add(file)
+                self._notice(f"importing {file.absolute()}, a task file of {self._path}")
+            _check_names(spec)
+            for repeat in range(repeats):
+                yield Cell(spec, repeat, timed)
+
+    def _facts(self) -> dict[str, Any]:
+        """Everything but the tables."""
+        content = self._content
+        for key in content:
+            if key not in KEYS:
+                raise SlipError(key, f"a study has no key {shown(key)} ({choices(key, KEYS)})")
+        for key in ("name", "title", "about", "fallback", "claim", "currency"):
+            _must(key, content.get(key, ""), lambda value: isinstance(value, str), "text")
+        name = content.get("name", self._path.stem)
+        if not name or name.startswith(".") or "/" in name or not name.isprintable() or len(name) > _LONGEST:
+            raise SlipError("name", f"name must do as a folder's name, got {shown(name)}")
+        fallback = content.get("fallback")
+        if fallback is not None and fallback not in TASKS:
+            raise SlipError("fallback", str(unknown("task", fallback, TASKS)))
+        claim = content.get("claim")
+        if claim is not None and claim not in CLAIMS:
+            raise SlipError("claim", str(unknown("claim", claim, CLAIMS)))
+        _must(
+            "price", content.get("price", 1), lambda value: _number(value) and value > 0, "a number above 0"
+        )
+        _must(
+            "keep_models", content.get("keep_models", False), lambda v: isinstance(v, bool), "true or false"
+        )
+        grid.repeats_of({"repeats": [content.get("repeats", 1)]}, 1)
+        facts = {
+            "path": self._path,
+            "name": name,
+            "title": content.get("title", name),
+            "budget": seconds(content["budget"]) if "budget" in content else None,
+        }
+        plain = ("about", "fallback", "claim", "price", "currency", "keep_models")
+        return facts | {key: content[key] for key in plain if key in content}
+
+    def _table(self, name: str) -> dict[str, Any]:
+        table = self._content.get(name, {})
+        if not isinstance(table, dict):
+            raise SlipError(name, f"{name} is a table: write [{name}]")
+        return table
+
+    def _tables(self, name: str) -> list[dict[str, Any]]:
+        tables = self._content.get(name, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            with self._at():
+                raise SlipError(name, f"{name} may be there several times: write [[{name}]]")
+        return tables
+
+
+def seconds(value: Any) -> float:
+    """`"90 s"`, `"5 min"`, `"1 h 30 min"`, or a number of seconds."""
+    wanted = 'a time such as 300, "90 s", "5 min" or "2 h"'
+    if isinstance(value, str):
+        text = value.strip().lower()
+        parts = _TIME.findall(text)
+        if not parts or _TIME.sub("", text) or any(unit not in _UNITS for _, unit in parts):
+            raise SlipError("budget", f"budget must be {wanted}, got {shown(value)}")
+        value = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    _must("budget", value, lambda given: _number(given) and given > 0, wanted)
+    return float(value)
+
+
+def cannot_work(spec: RunSpec) -> str | None:
+    """Why a combination of known names cannot be run, if that can be told without its data."""
+    try:
+        check_combination(spec)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _check_names(spec: RunSpec) -> None:
+    """Unknown names are slips of the file, each about a key."""
+    try:
+        check_names(spec)
+    except UsageError as error:
+        axis = re.match(r"unknown (\w+) ", str(error))
+        raise SlipError(axis[1] if axis else _option("strategy_options", error), str(error)) from None
+    try:
+        if spec.options:
+            from manyhands.tasks import find
+
+            registry.parse(spec.task, find.builder(spec.task), spec.options)
+    except UsageError as error:
+        raise SlipError(_option("options", error), str(error)) from None
+    try:
+        _check_recipe(spec)
+    except UsageError as error:
+        raise SlipError(_option("recipe_options", error), str(error)) from None
+
+
+def _check_recipe(spec: RunSpec) -> None:
+    if not spec.recipe_options:
+        return
+    if spec.recipe is not None:
+        registry.parse(
+            f"recipe {spec.recipe}", registry.member("recipe", RECIPES, spec.recipe), spec.recipe_options
+        )
+        return
+    # which recipe is the task's own is known when it is built; here only what none of them has
+    known = {
+        name: None
+        for recipe in RECIPES
+        for name in registry.options(registry.member("recipe", RECIPES, recipe))
+    }
+    for name in spec.recipe_options:
+        if name not in known:
+            raise UsageError(f"no recipe has an option {shown(name)} ({choices(name, known)})")
+
+
+def _option(table: str, error: UsageError) -> str:
+    """The key that a sentence about an option is about."""
+    named = re.search(r"option '?(\w+)'?", str(error))
+    return f"{table}.{named[1]}" if named else table
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MANY
+
+
+def _must(key: str, value: Any, holds: Callable[[Any], bool], wanted: str) -> None:
+    if not holds(value):
+        raise SlipError(key, f"{key} must be {wanted}, got {shown(value)}")

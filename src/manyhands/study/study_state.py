@@ -1,0 +1,68 @@
+"""A study under way: every cell and what has become of it, as the views draw it and the analyses read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from manyhands.core import formatting
+from manyhands.records.record import RunRecord
+from manyhands.records.spec import RunSpec
+from manyhands.records.study_results import Cell
+from manyhands.study.study_file import Study
+
+State = Literal["left", "running", "finished", "failed", "excluded"]
+
+
+@dataclass
+class CellState:
+    """One cell's line."""
+
+    cell: Cell
+    state: State = "left"
+    record: RunRecord | None = None
+    reason: str = ""  # where it failed or cannot work
+    earlier: bool = False  # it was finished before this sitting
+
+
+@dataclass
+class StudyState:
+    """All of them, in the order they are run in."""
+
+    study: Study
+    entries: dict[str, CellState] = field(default_factory=dict)
+
+    def of(self, *states: State) -> list[CellState]:
+        """The cells that are in one of these states."""
+        return [entry for entry in self.entries.values() if entry.state in states]
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Of the cells that are finished."""
+        return [entry.record for entry in self.of("finished") if entry.record is not None]
+
+
+def title(spec: RunSpec, seed: bool = True) -> str:
+    """A cell in a few words: what tells it from others of a study."""
+    own = {name: value for name, value in spec.options.items() if name != "data"}  # a long path
+    options = [f"{name}={value}" for name, value in {**own, **spec.strategy_options}.items()]
+    parts = [
+        spec.task,
+        " ".join([spec.strategy, *options, *_beyond_memory(spec)]),
+        formatting.plural(spec.workers, "worker"),
+        formatting.plural(spec.threads, "thread") if spec.threads else "",
+        f"batch {spec.batch:,}" if spec.batch else "",
+        spec.recipe or "",
+        *(f"{name} {value}" for name, value in spec.recipe_options.items()),
+        f"seed {spec.seed}" if spec.seed and seed else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _beyond_memory(spec: RunSpec) -> list[str]:
+    return [] if spec.transport in ("solo", "shm") else ["on", spec.transport]
+
+
+def cell_title(cell: Cell) -> str:
+    """The same with which time it is."""
+    return title(cell.spec) + (f" · again ({cell.repeat + 1})" if cell.repeat else "")

@@ -1,0 +1,49 @@
+"""A transport that takes as long as a slower network would."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, final
+
+from manyhands.transports.base import Transport
+from manyhands.transports.wrapper import TransportWrapper
+
+T = TypeVar("T")
+
+
+@final
+class DelayedTransport(TransportWrapper):
+    """A slower network: `latency` seconds a message, `bandwidth` bytes a second, collectives as rings."""
+
+    def __init__(self, inner: Transport, latency: float, bandwidth: float | None = None) -> None:
+        super().__init__(inner)
+        self._latency, self._bandwidth = latency, bandwidth
+
+    def again(self, inner: Transport) -> Self:
+        """On the same network."""
+        return type(self)(inner, self._latency, self._bandwidth)
+
+    def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
+        """As if it had taken so much longer."""
+        messages, share = _ring(operation, self.size)
+        delay = messages * self._latency
+        if self._bandwidth is not None:
+            delay += share * nbytes / self._bandwidth
+        if delay > 0:
+            time.sleep(delay)
+        return call(*arguments)
+
+
+def _ring(operation: str, size: int) -> tuple[int, float]:
+    """Messages one after the other, and the part of the bytes that passes one rank's link."""
+    steps = size - 1
+    costs = {
+        "all_reduce": (2 * steps, 2 * steps / size),
+        "all_gather": (steps, steps / size),
+        "broadcast": (math.ceil(math.log2(size)), 1.0 if steps else 0.0),
+        "barrier": (math.ceil(math.log2(size)), 0.0),
+        "send": (1, 1.0),
+    }
+    return costs.get(operation, (0, 0.0))  # memory sends nothing, and a message is paid for by its sender
