@@ -13,6 +13,6 @@ def write(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30)) -> Path:
     return path
 
 
-def grey(path: Path, level: int) -> None:
+def gray(path: Path, level: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (9, 9), level).save(path)

@@ -110,8 +110,8 @@ def install(patch: pytest.MonkeyPatch, gpus: int = 2) -> list[tuple[int, str]]:
     return calls
 
 
-def fake_work(place: RankInfo, job: Job) -> tuple[Any, list[tuple[int, str]]]:
+def fake_work(info: RankInfo, job: Job) -> tuple[Any, list[tuple[int, str]]]:
     """Be one rank with fake GPUs, in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         asked = install(patch)
-        return work(place, job), list(asked)
+        return work(info, job), list(asked)

@@ -55,11 +55,11 @@ def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
             session = Session(RankInfo(rank, hosts, line), job, 1, stop)
             try:
                 session._run()
-                state = session.station.worker.model.state_dict()
+                state = session.context.worker.model.state_dict()
                 model = {name: tensor.detach().clone() for name, tensor in state.items()}
             finally:
                 session.journal.close()
-                session.station.close()
+                session.context.close()
         answer = ("result", Sat(model, session.here.step, session.here.resumed, line.notices))
     except Exception:  # noqa: BLE001 told to the test
         answer = ("failure", traceback.format_exc())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 720, 170, 70, 34, 64
-INK, BAR, LINE = "#6b7280", "#2563eb", "#d97706"  # readable on white and on black, by the colour-blind too
+INK, BAR, LINE = "#6b7280", "#2563eb", "#d97706"  # readable on white and on black, by the color-blind too
 
 
 def bars(title: str, axis: str, values: list[tuple[str, float]], ideal: float) -> str:

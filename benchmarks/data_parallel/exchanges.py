@@ -24,10 +24,10 @@ def timed(call: Callable[[], object], nbytes: int) -> float:
     return statistics.median(times[2:])
 
 
-def all_reduces(place: RankInfo, name: str) -> list[float]:
+def all_reduces(info: RankInfo, name: str) -> list[float]:
     """At every rank: one transport, all sizes."""
     torch.set_num_threads(1)
-    transport = connect(name, place)
+    transport = connect(name, info)
     found = []
     for nbytes in SIZES:
         tensor = torch.zeros(nbytes // 4)
@@ -37,18 +37,18 @@ def all_reduces(place: RankInfo, name: str) -> list[float]:
     return found
 
 
-def arena_reduces(place: RankInfo, name: str) -> list[float]:
+def arena_reduces(info: RankInfo, name: str) -> list[float]:
     """At every rank: what a step of the arena costs beyond computing."""
     torch.set_num_threads(1)
-    transport = connect("shm", place)
+    transport = connect("shm", info)
     found = []
     for nbytes in SIZES:
         count = nbytes // 4
         rows = (
-            transport.share(f"rows-{nbytes}", nbytes * place.size).view(torch.float32).view(place.size, count)
+            transport.share(f"rows-{nbytes}", nbytes * info.size).view(torch.float32).view(info.size, count)
         )
-        rows[place.rank].fill_(1.0)
-        low, high = (index * count // place.size for index in (place.rank, place.rank + 1))
+        rows[info.rank].fill_(1.0)
+        low, high = (index * count // info.size for index in (info.rank, info.rank + 1))
         parts, out = [row[low:high] for row in rows], torch.empty(high - low)
 
         def reduce(parts: list[torch.Tensor] = parts, out: torch.Tensor = out) -> None:
@@ -62,7 +62,7 @@ def arena_reduces(place: RankInfo, name: str) -> list[float]:
     return found
 
 
-def copies(place: RankInfo, name: str) -> list[float]:
+def copies(info: RankInfo, name: str) -> list[float]:
     """One process alone: a plain copy."""
     torch.set_num_threads(1)
     found = []

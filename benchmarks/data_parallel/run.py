@@ -76,7 +76,7 @@ def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
     def peer(function: Callable[..., Any], workers: int, batch: int, threads: int, kept: bool) -> Side:
         def side(steps: int) -> list[float]:
             times: list[float] = local.launch(
-                function, workers, case.task, batch, steps, threads, kept, care=Supervision()
+                function, workers, case.task, batch, steps, threads, kept, supervision=Supervision()
             )[0]
             return times
 
@@ -153,7 +153,7 @@ def crowded(rounds: int, seconds: float, folder: Path) -> list[Row]:
 
 def main() -> None:
     """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(description="Data parallelism, side by side.")
+    parser = argparse.ArgumentParser(description="Data parallelizm, side by side.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="about how long a round of one side takes")
     parser.add_argument("--only", help="one case, e.g. mlp:32")

@@ -1,6 +1,6 @@
 """What is compared: functions that train for some steps at a place and return the seconds of each step.
 
-All sides use the same fused optimiser with the same two groups, draw their batches from the same tensors, and
+All sides use the same fused optimizer with the same two groups, draw their batches from the same tensors, and
 are started by the same launcher. Ours keeps freed memory in the process (`core.allocator`), which a loop
 written by hand does not; `kept` gives the others the same.
 """
@@ -26,14 +26,14 @@ from manyhands.tasks import find
 TASKS = Path(__file__).parent / "tasks.py"
 
 
-def bare(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
+def bare(info: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """One worker's plain loop; `batch` is its own."""
     torch.set_num_threads(threads)
     model, inputs, targets = _parts(task)
     return _loop(model, model, inputs, targets, batch, steps, kept)
 
 
-def ddp(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
+def ddp(info: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
     """torch's DistributedDataParallel on gloo; `batch` is a worker's."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -41,12 +41,12 @@ def ddp(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: 
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = None
-    if place.rank == 0:
-        store = TCPStore("127.0.0.1", 0, place.size, is_master=True, wait_for_workers=False)
-    port = place.line.exchange(store.port if store else None)[0]
-    store = store or TCPStore("127.0.0.1", port, place.size, is_master=False)
+    if info.rank == 0:
+        store = TCPStore("127.0.0.1", 0, info.size, is_master=True, wait_for_workers=False)
+    port = info.channel.exchange(store.port if store else None)[0]
+    store = store or TCPStore("127.0.0.1", port, info.size, is_master=False)
     limit = timedelta(seconds=120)
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=info.rank, world_size=info.size, timeout=limit)
     model, inputs, targets = _parts(task)
     replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     times = _loop(replica, model, inputs, targets, batch, steps, kept)
@@ -55,8 +55,8 @@ def ddp(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: 
     return times
 
 
-def horovod(place: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
-    """Horovod's distributed optimiser, where it can be imported."""
+def horovod(info: RankInfo, task: str, batch: int, steps: int, threads: int, kept: bool) -> list[float]:
+    """Horovod's distributed optimizer, where it can be imported."""
     import horovod.torch as hvd
 
     torch.set_num_threads(threads)

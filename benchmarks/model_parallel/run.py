@@ -79,12 +79,12 @@ def measure(case: Case, rounds: int, steps: int, folder: Path) -> Row:
 
     def alone(parts: int) -> Callable[[], list[float]]:
         return lambda: local.launch(
-            sides.alone, 1, task, batch, parts, WARM_UP + steps, 1, care=Supervision()
+            sides.alone, 1, task, batch, parts, WARM_UP + steps, 1, supervision=Supervision()
         )[0]
 
     def pipelining(threads: int) -> Callable[[], list[float]]:
         given = task, batch, micro_batches, WARM_UP + steps, schedule, CUTS[task], threads
-        return lambda: local.launch(sides.torch_pipelining, 2, *given, care=Supervision())[0]
+        return lambda: local.launch(sides.torch_pipelining, 2, *given, supervision=Supervision())[0]
 
     found = {
         "ours": ours,

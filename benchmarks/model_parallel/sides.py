@@ -1,6 +1,6 @@
 """What is compared: functions that train for some steps at a place and return the seconds of each step.
 
-All sides use one fused optimiser, take their batches from the same tensors in the same order, are started by
+All sides use one fused optimizer, take their batches from the same tensors in the same order, are started by
 the same launcher and keep freed memory in the process (manyhands.core.allocator), as ours does.
 """
 
@@ -33,9 +33,7 @@ class Ours(NamedTuple):
     cut: str
 
 
-def alone(
-    place: RankInfo, task: str, batch: int, micro_batches: int, steps: int, threads: int
-) -> list[float]:
+def alone(info: RankInfo, task: str, batch: int, micro_batches: int, steps: int, threads: int) -> list[float]:
     """One worker that accumulates the micro-batches one after the other; one of them is the whole batch."""
     torch.set_num_threads(threads)
     model, inputs, targets = _parts(task)
@@ -55,7 +53,7 @@ def alone(
 
 
 def torch_pipelining(
-    place: RankInfo,
+    info: RankInfo,
     task: str,
     batch: int,
     micro_batches: int,
@@ -72,16 +70,16 @@ def torch_pipelining(
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = None
-    if place.rank == 0:
-        store = TCPStore("127.0.0.1", 0, place.size, is_master=True, wait_for_workers=False)
-    port = place.line.exchange(store.port if store else None)[0]
-    store = store or TCPStore("127.0.0.1", port, place.size, is_master=False)
+    if info.rank == 0:
+        store = TCPStore("127.0.0.1", 0, info.size, is_master=True, wait_for_workers=False)
+    port = info.channel.exchange(store.port if store else None)[0]
+    store = store or TCPStore("127.0.0.1", port, info.size, is_master=False)
     limit = timedelta(seconds=120)
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=2, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=info.rank, world_size=2, timeout=limit)
     model, inputs, targets = _parts(task)
     assert isinstance(model, nn.Sequential)
-    part = model[:cut] if place.rank == 0 else model[cut:]
-    stage = PipelineStage(part, place.rank, 2, torch.device("cpu"))
+    part = model[:cut] if info.rank == 0 else model[cut:]
+    stage = PipelineStage(part, info.rank, 2, torch.device("cpu"))
     # its 1f1b wants as many micro-batches as stages; with one of them the two schedules are the same
     kind: Any = ScheduleGPipe if schedule == "gpipe" or micro_batches == 1 else Schedule1F1B
     runner = kind(stage, micro_batches, loss_fn=nn.functional.cross_entropy)
@@ -90,7 +88,7 @@ def torch_pipelining(
         moments = [time.perf_counter()]
         for step in range(steps):
             own = _of(step, batch, len(targets))
-            if place.rank == 0:
+            if info.rank == 0:
                 runner.step(inputs[own])
             else:
                 runner.step(target=targets[own])

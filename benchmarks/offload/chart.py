@@ -51,9 +51,9 @@ def scatter(title: str, points: list[Point]) -> str:
         for time in ticks[:: max(1, len(ticks) // 7)]
     ]
     for point in points:
-        colour = OURS if point.ours else THEIRS
+        color = OURS if point.ours else THEIRS
         parts += [
-            f'<circle cx="{x(point.memory):.1f}" cy="{y(point.time):.1f}" r="6" fill="{colour}"/>',
+            f'<circle cx="{x(point.memory):.1f}" cy="{y(point.time):.1f}" r="6" fill="{color}"/>',
             f'<text x="{x(point.memory) + 10:.1f}" y="{y(point.time) - 6:.1f}" {text}>'
             f"{escape(point.name)}</text>",
         ]

@@ -81,7 +81,7 @@ def plainly(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Build the model, its gradients and its optimiser's memory; then steps."""
+    """Build the model, its gradients and its optimizer's memory; then steps."""
     side, batch, size, threads = sys.argv[1], *(int(word) for word in sys.argv[2:5])
     torch.set_num_threads(threads)
     torch.manual_seed(0)

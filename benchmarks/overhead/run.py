@@ -2,7 +2,7 @@
 
     python benchmarks/overhead/run.py [--rounds 8] [--seconds 3] [--json]
 
-All use one thread and the same model, data and optimiser, timed step by step without the first of a round.
+All use one thread and the same model, data and optimizer, timed step by step without the first of a round.
 The trainer's steps hold its timing, journal and checks. The trainer also keeps freed memory in the
 process; what the trainer itself costs is therefore shown against a bare loop that is given the same (`kept`).
 """

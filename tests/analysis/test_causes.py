@@ -63,7 +63,7 @@ def test_communication_is_blamed_from_15_per_cent_on():
 
 def test_communication_names_the_batch_and_the_averages_that_make_up_for_it():
     # (40 k + 2) / (40 k + 2 + 58) is 0.85 first at k = 16, 42 / (42 + 58 / k) at k = 8
-    run = handing(gang(step(forward=15, backward=25, optimiser=2, communication=58)), 57e6)
+    run = handing(gang(step(forward=15, backward=25, optimizer=2, communication=58)), 57e6)
     assert said("communication", run) == (
         "58 % of the step is exposed communication of 57 MB at 983 MB/s; at this bandwidth a batch of 4,096 "
         "would reach 92 % efficiency, `average --every 8` 85 %."
@@ -91,7 +91,7 @@ def test_a_server_is_asked_less_often():
 
 
 def test_a_batch_larger_than_the_data_is_no_advice():
-    run = gang(step(forward=15, backward=25, optimiser=2, communication=58), batch=8192)
+    run = gang(step(forward=15, backward=25, optimizer=2, communication=58), batch=8192)
     assert said("communication", run).endswith(
         "at this bandwidth `average --every 8` would reach 85 % efficiency."
     )
@@ -268,15 +268,15 @@ def test_hosts_are_crowded_one_by_one():
 
 
 @pytest.mark.parametrize(("share", "blamed"), [(14.9, False), (15.1, True)])
-def test_the_optimiser_is_blamed_from_15_per_cent_on(share: float, blamed: bool):
-    run = record(phases=step(forward=30, backward=70 - share, optimiser=share))
-    assert (judged("optimiser", run) is not None) is blamed
+def test_the_optimizer_is_blamed_from_15_per_cent_on(share: float, blamed: bool):
+    run = record(phases=step(forward=30, backward=70 - share, optimizer=share))
+    assert (judged("optimizer", run) is not None) is blamed
 
 
-def test_the_optimiser_s_share_falls_with_the_batch():
+def test_the_optimizer_s_share_falls_with_the_batch():
     # 20 / (80 k + 20) is below 7.5 % first at k = 4
-    assert said("optimiser", record(phases=step(forward=30, backward=50, optimiser=20))) == (
-        "20 % of the step is the optimiser's update of 1,863,690 parameters, as long for any batch; a batch "
+    assert said("optimizer", record(phases=step(forward=30, backward=50, optimizer=20))) == (
+        "20 % of the step is the optimizer's update of 1,863,690 parameters, as long for any batch; a batch "
         "of 512 would bring it to 6 %."
     )
 
@@ -295,7 +295,7 @@ def test_overhead_says_how_short_the_step_is():
 
 @pytest.mark.parametrize("rule", [name for name, _ in causes.RULES if name != "oversubscribed"])
 def test_a_run_that_was_not_timed_is_not_blamed(rule: str):
-    phases = step(forward=1, backward=1, communication=10, wait=10, data=10, optimiser=10, other=10)
+    phases = step(forward=1, backward=1, communication=10, wait=10, data=10, optimizer=10, other=10)
     for strategy in ("allreduce", "pipeline"):
         run = gang(phases, timed=False, strategy=strategy)
         assert judged(rule, run, one_thread(10_000)) is None

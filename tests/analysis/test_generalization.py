@@ -31,7 +31,7 @@ def test_the_drop_is_against_the_same_recipe_s_smallest_batch():
     assert found["no scaling", 4096].drop == pytest.approx(0.07)
 
 
-def test_seeds_are_summarised_and_those_that_diverged_counted():
+def test_seeds_are_summarized_and_those_that_diverged_counted():
     found = rows(
         run(128, 0.97, seed=1),
         run(128, 0.98, seed=2),

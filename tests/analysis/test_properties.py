@@ -81,8 +81,8 @@ def any_records(draw: st.DrawFn) -> list[RunRecord]:
 def test_the_order_of_records_does_not_matter(name: str, records: list[RunRecord], chance: Any):
     mixed = list(records)
     chance.shuffle(mixed)
-    analyse = ANALYSES[name]
-    assert sorted(map(repr, analyse(mixed))) == sorted(map(repr, analyse(records)))
+    analyze = ANALYSES[name]
+    assert sorted(map(repr, analyze(mixed))) == sorted(map(repr, analyze(records)))
 
 
 @settings(max_examples=50, deadline=None)

@@ -29,7 +29,7 @@ PROMISED = [
     ),
     *("throughput", "speed_up", "efficiency", "target_seconds", "target_steps", "target_samples", "metric"),
     *("step_seconds", "phase_data", "phase_forward", "phase_backward", "phase_communication", "phase_wait"),
-    *("phase_optimiser", "phase_other", "bytes_a_step", "memory", "staleness", "noise_scale"),
+    *("phase_optimizer", "phase_other", "bytes_a_step", "memory", "staleness", "noise_scale"),
     *("machine_noise", "verdict", "run"),
 ]
 

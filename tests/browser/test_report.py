@@ -178,18 +178,18 @@ def test_it_follows_the_system_and_the_button(tab: Tab, theme: str) -> None:
     assert _light(first[1]) is (theme == "light")
     assert _light(second[1]) is (theme == "dark")
     assert first[2] != second[2], "the charts follow"
-    contrast = [abs(_grey(paper) - _grey(ink)) for _, paper, ink in (first, second)]
+    contrast = [abs(_gray(paper) - _gray(ink)) for _, paper, ink in (first, second)]
     assert min(contrast) > 100, "their words can be read"
     tab.run("localStorage.clear()")
 
 
-def _grey(colour: str) -> float:
-    numbers = [float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]]
+def _gray(color: str) -> float:
+    numbers = [float(part) for part in color.partition("(")[2].rstrip(")").split(",")[:3]]
     return sum(numbers) / 3
 
 
-def _light(colour: str) -> bool:
-    return _grey(colour) > 128
+def _light(color: str) -> bool:
+    return _gray(color) > 128
 
 
 @pytest.mark.parametrize("width", [390, 768, 1280])

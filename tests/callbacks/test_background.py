@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import manyhands as mh
 from manyhands.callbacks.base import Callback
+from manyhands.core.errors import StorageError
 from manyhands.records.record import RunRecord, Start, StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
@@ -61,10 +61,10 @@ def fail() -> None:
     raise ConnectionError("nobody answers\nat all")
 
 
-def follow(*observers: Callback, folder: Path, **settings: Any) -> RunRecord:
+def follow(*callbacks: Callback, folder: Path, **settings: Any) -> RunRecord:
     """Ten steps, with a notice before them."""
     spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))
-    return run(spec, out=folder, observers=observers)
+    return run(spec, out=folder, callbacks=callbacks)
 
 
 @pytest.fixture(autouse=True)
@@ -216,11 +216,11 @@ def test_a_full_disk_still_ends_the_run(here: Path, monkeypatch: pytest.MonkeyPa
     """The journal is no follower: a step that cannot be written down must not be made."""
 
     def full(self: object, step: StepRecord) -> None:
-        raise mh.errors.StorageError("cannot write steps.jsonl: no space left on device")
+        raise StorageError("cannot write steps.jsonl: no space left on device")
 
     monkeypatch.setattr("manyhands.callbacks.journal.Journal.stepped", full)
     good = Hears()
-    with pytest.raises(mh.errors.StorageError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         follow(good, folder=here / "run")
     assert good.heard[-1] == "close"
 

@@ -32,7 +32,7 @@ def test_lines_tell_rate_efficiency_and_communication(capsys: pytest.CaptureFixt
     lines = ProgressLines()
     lines.least = 0.0
     lines.started(start(2, OneWorker(100.0, 1)))
-    phases = {"forward": 0.7, "communication": 0.1, "wait": 0.1, "optimiser": 0.1, "evaluation": 5.0}
+    phases = {"forward": 0.7, "communication": 0.1, "wait": 0.1, "optimizer": 0.1, "evaluation": 5.0}
     lines.stepped(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, phases, 0.8, 0.4))
     said = capsys.readouterr().err.splitlines()[-1]
     assert "192 images/s · 96 % of 2x · comm 20 %" in said

@@ -173,7 +173,7 @@ TABLE = {
         "train digits-mlp --strategy average --set strategy.elasticity=0.5",
         "strategy average: elasticity is for outer elastic, and outer is mean",
     ),
-    "an outer optimiser of another kind": (
+    "an outer optimizer of another kind": (
         "train digits-mlp --strategy average --outer adam",
         "strategy average: option outer = 'adam' is not 'mean', 'nesterov' or 'elastic'",
     ),

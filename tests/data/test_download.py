@@ -21,7 +21,7 @@ import pytest
 
 from manyhands.core.errors import DataUnavailableError, StorageError, UsageError
 from manyhands.data import download
-from manyhands.data.catalogue import CATALOGUE, Content, DatasetEntry, entry
+from manyhands.data.catalog import CATALOG, Content, DatasetEntry, entry
 from manyhands.data.mirror import Mirror
 from manyhands.data.packages import DebianPackage, NpmPackage
 from manyhands.data.source import Source
@@ -408,8 +408,8 @@ def test_the_cache_is_the_systems_unless_chosen(monkeypatch: pytest.MonkeyPatch)
     assert download.cache_folder().name == "manyhands"
 
 
-def test_every_checksum_in_the_catalogue_is_well_formed() -> None:
-    for known in CATALOGUE.values():
+def test_every_checksum_in_the_catalog_is_well_formed() -> None:
+    for known in CATALOG.values():
         for one in known.contents:
             assert len(bytes.fromhex(one.sha256)) == 32
 

@@ -10,11 +10,11 @@ from manyhands.core.errors import UsageError
 from manyhands.data.base import Request
 from manyhands.data.image_folder import MOST_AHEAD, ImageFolder
 from manyhands.data.order import Order
-from manyhands.data.transforms import CentreCrop, RandomFlip, RandomResizedCrop, Resize, compose
-from pictures import grey, write
+from manyhands.data.transforms import CenterCrop, RandomFlip, RandomResizedCrop, Resize, compose
+from pictures import gray, write
 
 pytestmark = pytest.mark.usefixtures("cache")
-PLAIN = compose(Resize(8), CentreCrop(8))
+PLAIN = compose(Resize(8), CenterCrop(8))
 AUGMENT = compose(RandomResizedCrop(16), RandomFlip(vertical=True))
 BLOOD = Path(__file__).parents[3] / "shared/data/blood-cells"
 
@@ -46,7 +46,7 @@ def test_classes_are_sorted_and_targets_are_their_numbers(folder):
 def test_images_are_found_in_subfolders_by_any_known_extension_and_nothing_else_is(tmp_path):
     root = tmp_path / "data/train/cell"
     for name in ("b.JPG", "a.jpeg", "deep/er/c.Png", "d.bmp", "e.gif", "f.webp", "g.tif", "h.TIFF"):
-        grey(root / name, 100)
+        gray(root / name, 100)
     (root / "notes.txt").write_text("not an image")
     (root / "._b.jpg").write_bytes(b"left by a Mac")
     (tmp_path / "data/train/.hidden").mkdir()
@@ -66,7 +66,7 @@ def test_images_are_found_in_subfolders_by_any_known_extension_and_nothing_else_
 
 def test_batches_come_in_the_order_of_ragged_requests(tmp_path):
     for level in range(20):
-        grey(tmp_path / f"data/train/class{level % 2}/{level:02}.png", level)
+        gray(tmp_path / f"data/train/class{level % 2}/{level:02}.png", level)
     data = opened(tmp_path / "data", decoders=3)
     levels = [int(Path(name).stem) for name in data.names]
     asked = [(3, 1, 2), (7,), (), (19, 0, 5, 5, 8, 11, 13), (4, 6), ()]
@@ -282,7 +282,7 @@ def test_a_stream_needs_a_decoder(folder):
 def test_the_blood_cells_are_read_as_they_are():
     if not BLOOD.is_dir():
         pytest.skip(f"the blood cells are not at {BLOOD}")
-    test = ImageFolder.open(BLOOD, "test", compose(Resize(64), CentreCrop(56)), 2)
+    test = ImageFolder.open(BLOOD, "test", compose(Resize(64), CenterCrop(56)), 2)
     assert test.classes == ("eosinophil", "lymphocyte", "monocyte", "neutrophil")
     assert torch.bincount(test.targets).tolist() == [60, 60, 60, 60]
     (batch,) = test.stream([request(0, 70, 239)], seed=0)

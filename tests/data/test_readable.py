@@ -12,11 +12,11 @@ from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.data import readable
 from manyhands.data.base import Request
 from manyhands.data.image_folder import ImageFolder
-from manyhands.data.transforms import CentreCrop, Resize, compose
-from pictures import grey
+from manyhands.data.transforms import CenterCrop, Resize, compose
+from pictures import gray
 
 pytestmark = pytest.mark.usefixtures("cache")
-PLAIN = compose(Resize(8), CentreCrop(8))
+PLAIN = compose(Resize(8), CenterCrop(8))
 
 
 def truncate(path: Path) -> None:
@@ -67,7 +67,7 @@ def test_unreadable_images_are_left_out_on_request_with_a_notice(folder, capsys)
 
 def test_the_notice_names_three_and_counts_the_rest(folder, capsys):
     for number in range(5):
-        grey(folder / f"train/ant/[bad]{number}.png", 0)
+        gray(folder / f"train/ant/[bad]{number}.png", 0)
         truncate(folder / f"train/ant/[bad]{number}.png")
     opened(folder, skip_unreadable=True)
     names = "ant/[bad]0.png, ant/[bad]1.png, ant/[bad]2.png and 2 more"

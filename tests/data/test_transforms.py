@@ -11,12 +11,12 @@ from PIL import Image
 
 from manyhands.data.order import key
 from manyhands.data.transforms import (
-    CentreCrop,
+    CenterCrop,
     CropView,
     RandomFlip,
     RandomResizedCrop,
     Resize,
-    colours,
+    colors,
     compose,
     generator,
     show,
@@ -119,8 +119,8 @@ def test_what_is_shown_of_a_whole_image_is_its_pixels_flipped_as_asked(mirrored,
     assert torch.equal(shown, chw(image).flip(axes))
 
 
-def test_resize_and_centre_crop_look_at_the_middle():
-    view = compose(Resize(30), CentreCrop(20)).view(100, 60, generator(0, 0, 0))
+def test_resize_and_center_crop_look_at_the_middle():
+    view = compose(Resize(30), CenterCrop(20)).view(100, 60, generator(0, 0, 0))
     assert view == CropView(30, 10, 70, 50, 20, 20)
 
 
@@ -129,16 +129,16 @@ def test_resize_sets_the_shorter_side_and_keeps_the_shape():
     assert Resize(30)(CropView.whole(60, 100), generator(0, 0, 0)) == CropView(0, 0, 60, 100, 30, 50)
 
 
-def test_resize_and_centre_crop_in_one_step_equal_the_two_done_by_pillow():
+def test_resize_and_center_crop_in_one_step_equal_the_two_done_by_pillow():
     image = waves(200, 100)
-    together = compose(Resize(50), CentreCrop(40))(image, generator(0, 0, 0))
+    together = compose(Resize(50), CenterCrop(40))(image, generator(0, 0, 0))
     resized = image.resize((100, 50), Image.Resampling.BILINEAR)
     apart = chw(resized.crop((30, 5, 70, 45)))
     assert (together.int() - apart.int()).abs().max() <= 1
 
 
-def test_a_centre_crop_of_an_image_that_is_too_small_enlarges_it():
-    view = compose(CentreCrop(40)).view(30, 20, generator(0, 0, 0))
+def test_a_center_crop_of_an_image_that_is_too_small_enlarges_it():
+    view = compose(CenterCrop(40)).view(30, 20, generator(0, 0, 0))
     assert view == CropView(5, 0, 25, 20, 40, 40)
 
 
@@ -147,7 +147,7 @@ def test_a_centre_crop_of_an_image_that_is_too_small_enlarges_it():
 def test_every_image_gives_a_square_of_the_size_asked_for(width, height, size, seed, compressed):
     image = noise(width, height)
     training = compose(RandomResizedCrop(size), RandomFlip(vertical=True))
-    testing = compose(Resize(size + 3), CentreCrop(size))
+    testing = compose(Resize(size + 3), CenterCrop(size))
     for transform in (training, testing):
         opened = jpeg(image) if compressed else image
         assert transform(opened, generator(seed, 0, 0)).shape == (3, size, size)
@@ -174,15 +174,15 @@ def test_a_decoded_jpeg_has_every_pixel_the_crop_needs(width, height, size, seed
 @pytest.mark.parametrize("width", [720, 723, 727])
 def test_a_coarsely_decoded_jpeg_shows_the_same_place(width):
     # sizes that 8 does not divide: a box scaled by the rounded size would drift by up to a pixel
-    transform = compose(Resize(64), CentreCrop(56))
+    transform = compose(Resize(64), CenterCrop(56))
     fine = transform(waves(width, 590), generator(0, 0, 0)).int()
     coarse = transform(jpeg(waves(width, 590)), generator(0, 0, 0)).int()
     assert (fine - coarse).abs().float().mean() < 2.0
 
 
-def test_greys_of_sixteen_bits_keep_their_high_byte():
+def test_grays_of_sixteen_bits_keep_their_high_byte():
     image = Image.fromarray(np.array([[0, 0x1234, 0xFFFF]], dtype=np.uint16))
-    assert np.asarray(colours(image))[0].tolist() == [[0] * 3, [0x12] * 3, [0xFF] * 3]
+    assert np.asarray(colors(image))[0].tolist() == [[0] * 3, [0x12] * 3, [0xFF] * 3]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"])
@@ -196,10 +196,10 @@ def test_a_palette_with_transparency_is_no_reason_to_warn():
     image.info["transparency"] = bytes(range(256))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert colours(image).mode == "RGB"
+        assert colors(image).mode == "RGB"
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_without_a_known_range_are_refused(mode):
     with pytest.raises(ValueError, match=f"pixels of mode {mode} have no known brightest value"):
-        colours(Image.new(mode, (2, 2)))
+        colors(Image.new(mode, (2, 2)))

@@ -52,7 +52,7 @@ def test_every_device_call_goes_through_one_module() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.cuda", "torch.backends.cudnn")
     }
-    assert {place for place in found if not place.startswith("devices/device.py:")} == set()
+    assert {info for info in found if not info.startswith("devices/device.py:")} == set()
     assert found
 
 
@@ -123,9 +123,9 @@ def test_a_rank_sets_its_own_gpu_first_and_waits_for_that_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     spec = resolve(RunSpec.of(task="quadratic", device="cuda"))
-    place = RankInfo(1, ("here", "here"), Watching())
+    info = RankInfo(1, ("here", "here"), Watching())
     with pytest.raises(SeenError):
-        work(place, Job(spec, here))
+        work(info, Job(spec, here))
     gpu = torch.device("cuda", 1)
     assert asked[0] == ("set_device", (gpu,))
     assert [arguments for name, arguments in asked if name == "synchronize"] == [(gpu,)]

@@ -73,7 +73,7 @@ class Run(NamedTuple):
                 said.append(text)
 
         changes = bool(settings)
-        resume_folder(self.folder, settings, allow_changes=changes, observers=[Hear()])
+        resume_folder(self.folder, settings, allow_changes=changes, callbacks=[Hear()])
         return said
 
     def is_whole(self) -> bool:
@@ -398,7 +398,7 @@ def test_a_folder_of_checkpoints_may_go_while_it_trains(harmed: Run) -> None:
         def stepped(self, step: StepRecord) -> None:
             shutil.rmtree(harmed.folder / "checkpoints", ignore_errors=True)
 
-    resume_folder(harmed.folder, {}, observers=[Vandal()])
+    resume_folder(harmed.folder, {}, callbacks=[Vandal()])
     assert harmed.is_whole()
 
 

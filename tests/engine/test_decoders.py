@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import manyhands as mh
 from manyhands.data.image_folder import ImageFolder
-from manyhands.data.transforms import CentreCrop, Resize, compose
+from manyhands.data.transforms import CenterCrop, Resize, compose
 
 
 class Scale(nn.Module):
@@ -31,7 +31,7 @@ class Scale(nn.Module):
 
 
 def opened(split):
-    return ImageFolder.open("data", split, compose(Resize(8), CentreCrop(8)), 2)
+    return ImageFolder.open("data", split, compose(Resize(8), CenterCrop(8)), 2)
 
 
 def pictures() -> mh.Task:

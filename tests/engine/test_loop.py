@@ -88,7 +88,7 @@ def test_the_journal_is_whole_before_a_checkpoint_is(here: Path) -> None:
             seen.append((max(saved, default=0), len(RunFolder(here / "run").steps())))
 
     train.run(
-        RunSpec.of(task="quadratic", epochs=3, checkpoint_every=0), out=here / "run", observers=[Look()]
+        RunSpec.of(task="quadratic", epochs=3, checkpoint_every=0), out=here / "run", callbacks=[Look()]
     )
     assert len(seen) == 30
     assert all(saved <= journal for saved, journal in seen)

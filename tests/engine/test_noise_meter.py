@@ -32,9 +32,9 @@ def test_the_expected_norms_give_both_terms_back(
     gradient: float, spread: float, small: int, parts: int
 ) -> None:
     big = small * parts
-    gauge = NoiseScaleMeter()
-    gauge.add(gradient + spread / small, 1 / small, gradient + spread / big, big)
-    noise = gauge.noise
+    noise_meter = NoiseScaleMeter()
+    noise_meter.add(gradient + spread / small, 1 / small, gradient + spread / big, big)
+    noise = noise_meter.noise
     assert noise is not None
     scale = max(gradient, spread)
     assert noise.gradient == pytest.approx(gradient, rel=1e-6, abs=1e-9 * scale)
@@ -44,40 +44,40 @@ def test_the_expected_norms_give_both_terms_back(
 
 def test_it_finds_the_noise_of_gradients_whose_noise_is_known() -> None:
     """4,000 steps of normal gradients: |G|^2 = 4, one sample's covariance has trace 300."""
-    draws, gauge = np.random.default_rng(0), NoiseScaleMeter()
+    draws, noise_meter = np.random.default_rng(0), NoiseScaleMeter()
     truth = np.full(100, 0.2)
     for _ in range(4000):
         parts = truth + draws.normal(size=(4, 100)) * np.sqrt(3.0 / 8)  # four means of 8 samples
-        gauge.add(float((parts[0] ** 2).sum()), 1 / 8, float((parts.mean(0) ** 2).sum()), 32)
-    assert gauge.noise is not None
-    assert gauge.noise.gradient == pytest.approx(4.0, rel=0.03)
-    assert gauge.noise.scale == pytest.approx(75.0, rel=0.04)
+        noise_meter.add(float((parts[0] ** 2).sum()), 1 / 8, float((parts.mean(0) ** 2).sum()), 32)
+    assert noise_meter.noise is not None
+    assert noise_meter.noise.gradient == pytest.approx(4.0, rel=0.03)
+    assert noise_meter.noise.scale == pytest.approx(75.0, rel=0.04)
 
 
 def test_where_nothing_is_smaller_nothing_is_learned() -> None:
-    gauge = NoiseScaleMeter()
-    gauge.add(1.0, 1 / 32, 1.0, 32)
-    assert gauge.noise is None
-    assert gauge.since() is None
+    noise_meter = NoiseScaleMeter()
+    noise_meter.add(1.0, 1 / 32, 1.0, 32)
+    assert noise_meter.noise is None
+    assert noise_meter.since() is None
 
 
 @pytest.mark.parametrize("norm", [math.inf, math.nan])
 def test_a_run_that_diverges_keeps_what_it_knew(norm: float) -> None:
     """Its record had a noise that is no number, which no JSON holds, and could not be read back."""
-    gauge = NoiseScaleMeter()
-    gauge.add(1.0 + 10.0 / 4, 1 / 4, 1.0 + 10.0 / 8, 8)
-    gauge.add(norm, 1 / 4, norm, 8)
-    assert gauge.noise is not None
-    assert (gauge.noise.steps, gauge.noise.gradient) == (1, pytest.approx(1.0))
+    noise_meter = NoiseScaleMeter()
+    noise_meter.add(1.0 + 10.0 / 4, 1 / 4, 1.0 + 10.0 / 8, 8)
+    noise_meter.add(norm, 1 / 4, norm, 8)
+    assert noise_meter.noise is not None
+    assert (noise_meter.noise.steps, noise_meter.noise.gradient) == (1, pytest.approx(1.0))
 
 
 def test_since_is_the_mean_of_what_came_after_the_last_question() -> None:
-    gauge = NoiseScaleMeter()
+    noise_meter = NoiseScaleMeter()
     for gradient, spread in ((1.0, 10.0), (3.0, 20.0)):
-        gauge.add(gradient + spread / 4, 1 / 4, gradient + spread / 8, 8)
-        assert gauge.since() == (pytest.approx(gradient), pytest.approx(spread))
-    assert gauge.noise is not None
-    assert gauge.noise.gradient == pytest.approx(2.0)
+        noise_meter.add(gradient + spread / 4, 1 / 4, gradient + spread / 8, 8)
+        assert noise_meter.since() == (pytest.approx(gradient), pytest.approx(spread))
+    assert noise_meter.noise is not None
+    assert noise_meter.noise.gradient == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
@@ -91,8 +91,8 @@ def test_against_gradients_computed_one_by_one(clip: float | None) -> None:
         wanted = torch.autograd.grad(loss(model(inputs[:count]), targets[:count]), list(model.parameters()))
         return float(sum(gradient.square().sum() for gradient in wanted))
 
-    gauge = NoiseScaleMeter()
-    gauge.add(square(3), 1 / 3, square(12), 12)
+    noise_meter = NoiseScaleMeter()
+    noise_meter.add(square(3), 1 / 3, square(12), 12)
     seen = NoiseScaleMeter()
     compute = MeteredCompute(Compute(loss), model, SoloTransport(), seen)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -102,10 +102,10 @@ def test_against_gradients_computed_one_by_one(clip: float | None) -> None:
     if clip is not None:
         compute.clip(model.parameters(), clip)
     compute.update(optimizer)
-    assert gauge.noise is not None
+    assert noise_meter.noise is not None
     assert seen.noise is not None
-    assert seen.noise.gradient == pytest.approx(gauge.noise.gradient, rel=1e-9)
-    assert seen.noise.spread == pytest.approx(gauge.noise.spread, rel=1e-9)
+    assert seen.noise.gradient == pytest.approx(noise_meter.noise.gradient, rel=1e-9)
+    assert seen.noise.spread == pytest.approx(noise_meter.noise.spread, rel=1e-9)
 
 
 @pytest.mark.parametrize("settings", [{"accumulate": 2}, {"workers": 2}], ids=["single", "allreduce"])

@@ -27,77 +27,77 @@ def _step(clock: Clock, now: list[float], forward: float, backward: float, evalu
 def test_the_first_steps_do_not_count_and_phases_add_up(now: list[float]) -> None:
     clock = Clock()
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     for number in range(40):
         slow = 10.0 if number < WARM_UP else 1.0
         _step(clock, now, slow, 2 * slow, evaluation=100.0 if number % 8 == 0 else 0.0)
-        pacer.stepped(32 * (number + 1))
-    pace = pacer.pace
+        step_timer.stepped(32 * (number + 1))
+    pace = step_timer.pace
     assert pace is not None
     assert pace.steps == 40 - WARM_UP
     assert pace.mean == pytest.approx(3.0)
     assert pace.phases == {"forward": pytest.approx(1.0), "backward": pytest.approx(2.0)}
     assert (pace.low, pace.median, pace.high) == (pytest.approx(3.0),) * 3
-    assert pacer.samples_per_second == pytest.approx(32 / 3)
+    assert step_timer.samples_per_second == pytest.approx(32 / 3)
 
 
 def test_a_short_sitting_leaves_fewer_out(now: list[float]) -> None:
     clock = Clock()
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(100)
-    assert pacer.pace is None
-    assert pacer.samples_per_second is None
+    step_timer = StepTimer(clock)
+    step_timer.begin(100)
+    assert step_timer.pace is None
+    assert step_timer.samples_per_second is None
     for number, seconds in enumerate((7.0, 1.0, 1.0, 1.0), 1):
         _step(clock, now, seconds, 0.0)
-        pacer.stepped(100 + 10 * number)
-    assert pacer.pace is not None
-    assert (pacer.pace.steps, pacer.pace.mean) == (3, pytest.approx(1.0))
-    assert pacer.samples_per_second == pytest.approx(10.0)
+        step_timer.stepped(100 + 10 * number)
+    assert step_timer.pace is not None
+    assert (step_timer.pace.steps, step_timer.pace.mean) == (3, pytest.approx(1.0))
+    assert step_timer.samples_per_second == pytest.approx(10.0)
 
 
 def test_of_few_steps_none_was_quicker_than_the_quickest(now: list[float]) -> None:
     """Of steps of 1 s and 30 s, one in ten was said to take less than -19.3 s."""
     clock = Clock()
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     for number, seconds in enumerate((1.0, 30.0), 1):
         _step(clock, now, seconds, 0.0)
-        pacer.stepped(number)
-    assert pacer.pace is not None
-    assert 1.0 <= pacer.pace.low <= pacer.pace.median <= pacer.pace.high <= 30.0
+        step_timer.stepped(number)
+    assert step_timer.pace is not None
+    assert 1.0 <= step_timer.pace.low <= step_timer.pace.median <= step_timer.pace.high <= 30.0
 
 
 def test_a_resumed_clock_does_not_count_what_was_before(now: list[float]) -> None:
     clock = Clock()
     clock.start({"forward": 1000.0})
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     for number in range(8):
         _step(clock, now, 1.0, 0.0)
-        pacer.stepped(number + 1)
-    assert pacer.pace is not None
-    assert pacer.pace.phases == {"forward": pytest.approx(1.0)}
+        step_timer.stepped(number + 1)
+    assert step_timer.pace is not None
+    assert step_timer.pace.phases == {"forward": pytest.approx(1.0)}
 
 
 def test_some_steps_are_traced_and_looking_at_the_clock_leaves_no_trace(now: list[float]) -> None:
     clock = Clock()
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     for number in range(WARM_UP + TRACED + 5):
         with clock.phase("forward"):
             now[0] += 1.0
             clock.switch("forward")
             now[0] += 1.0
         _step(clock, now, 0.0, 3.0)
-        pacer.stepped(number)
+        step_timer.stepped(number)
     assert clock.trace is None
-    assert len(pacer.traced) == TRACED
+    assert len(step_timer.traced) == TRACED
     begin = 5.0 * WARM_UP
-    assert pacer.traced[0] == [
+    assert step_timer.traced[0] == [
         Span("forward", begin, begin + 2.0),
         Span("backward", begin + 2.0, begin + 5.0),
     ]
@@ -128,7 +128,7 @@ class Gpu:
         with clock.phase("backward"):
             self.launch(20.0)
         self.read()  # the loss
-        with clock.phase("optimiser"):
+        with clock.phase("optimizer"):
             self.launch(3.0)
 
 
@@ -137,30 +137,30 @@ def test_a_device_runs_free_but_for_some_steps_whose_phases_count(now: list[floa
     gpu = Gpu(now)
     clock = Clock(gpu.synchronize)
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     waits, exact = [], []
     for number in range(1, 10 * EVERY + 1):
         before = gpu.waits
         exact.append(clock.exact)
         gpu.step(clock)
-        pacer.stepped(number)
+        step_timer.stepped(number)
         waits.append(gpu.waits - before)
     first = WARM_UP + TRACED
     assert exact == [n <= first or n % EVERY == 0 for n in range(1, len(exact) + 1)]
     assert [count for count, timed in zip(waits[first:], exact[first:], strict=True) if timed] == [9] * 10
     free = [count for count, timed in zip(waits[first:], exact[first:], strict=True) if not timed]
     assert sorted(free) == [0] * (len(free) - 10) + [1] * 10  # once before each that is timed
-    pace = pacer.pace
+    pace = step_timer.pace
     assert pace is not None
-    assert pace.phases == {"data": 4.0, "forward": 10.0, "backward": 20.0, "optimiser": 3.0}
+    assert pace.phases == {"data": 4.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0}
     assert (pace.steps, pace.synchronized_steps) == (10 * EVERY - WARM_UP, TRACED + 10)
     assert pace.median == 34.0  # the update beside the reading
     assert pace.mean == pytest.approx(34.0, abs=0.2)
-    assert pacer.samples_per_second == pytest.approx(1 / pace.mean)
+    assert step_timer.samples_per_second == pytest.approx(1 / pace.mean)
     clock.wait()
     assert sum(clock.stopped().values()) == now[0]
-    assert all(step[-1].end - step[0].begin == 37.0 for step in pacer.traced)
+    assert all(step[-1].end - step[0].begin == 37.0 for step in step_timer.traced)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 10, 11, 16])
@@ -168,15 +168,15 @@ def test_a_short_sitting_on_a_device_has_a_pace_too(now: list[float], steps: int
     gpu = Gpu(now)
     clock = Clock(gpu.synchronize)
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     for number in range(1, steps + 1):
         gpu.step(clock)
-        pacer.stepped(8 * number)
-    assert pacer.pace is not None
-    assert sum(pacer.pace.phases.values()) == 37.0
-    assert pacer.pace.sampled == (steps > WARM_UP + TRACED)
-    assert pacer.samples_per_second == pytest.approx(8 / pacer.pace.mean)
+        step_timer.stepped(8 * number)
+    assert step_timer.pace is not None
+    assert sum(step_timer.pace.phases.values()) == 37.0
+    assert step_timer.pace.sampled == (steps > WARM_UP + TRACED)
+    assert step_timer.samples_per_second == pytest.approx(8 / step_timer.pace.mean)
 
 
 def test_evaluations_begin_and_end_with_the_device_done(now: list[float]) -> None:
@@ -199,15 +199,15 @@ def test_evaluations_begin_and_end_with_the_device_done(now: list[float]) -> Non
 def test_on_a_cpu_every_step_is_exact(now: list[float]) -> None:
     clock = Clock()
     clock.start()
-    pacer = StepTimer(clock)
-    pacer.begin(0)
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
     for number in range(3 * EVERY):
         _step(clock, now, 1.0, 2.0)
-        pacer.stepped(number + 1)
+        step_timer.stepped(number + 1)
         assert clock.exact
-    assert pacer.pace is not None
-    assert pacer.pace.synchronized_steps == pacer.pace.steps == 3 * EVERY - WARM_UP
-    assert not pacer.pace.sampled
+    assert step_timer.pace is not None
+    assert step_timer.pace.synchronized_steps == step_timer.pace.steps == 3 * EVERY - WARM_UP
+    assert not step_timer.pace.sampled
 
 
 def _spans(begin: float, length: float) -> list[Span]:

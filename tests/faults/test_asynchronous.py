@@ -122,7 +122,7 @@ def test_the_others_go_on(
     script(monkeypatch, fault, lost)
     hear = Hear()
     record = run(
-        spec(strategy, epochs=60), out=here / "run", observers=[hear]
+        spec(strategy, epochs=60), out=here / "run", callbacks=[hear]
     )  # longer than it takes to notice
     steps = is_whole(record, 60)
     (notice,) = hear.notices
@@ -145,7 +145,7 @@ def test_the_others_go_on_with_any_server(
     """Nobody waits for it: not the slices of others, nor who is ahead, nor a round."""
     servers = options.get("servers", 1)
     script(monkeypatch, "SIGKILL:backward", servers + 2)
-    record = run(spec("server", options, workers=3, batch=120, epochs=20), out=here / "run", observers=[])
+    record = run(spec("server", options, workers=3, batch=120, epochs=20), out=here / "run", callbacks=[])
     assert (record.status, record.samples) == ("finished", 20 * N)
     assert sum(share.samples for share in record.shares) == record.samples
     assert [who.split(" after")[0] for who in record.lost] == [f"worker {servers + 2}"]
@@ -197,7 +197,7 @@ def test_strict_is_strict(
 ) -> None:
     script(monkeypatch, fault, lost)
     with pytest.raises(WorkerFailedError) as caught:
-        run(spec(strategy, strict=True, epochs=10_000), out=here / "run", observers=[])
+        run(spec(strategy, strict=True, epochs=10_000), out=here / "run", callbacks=[])
     first, *_, last = str(caught.value).splitlines()
     deed = FAULTS[fault].rpartition("; ")[0]
     assert re.fullmatch(rf"worker {lost} of {ranks} \(.*\) {deed}", first), str(caught.value)
@@ -226,7 +226,7 @@ def test_without_some_there_is_no_going_on(
 ) -> None:
     script(monkeypatch, "SIGKILL", lost)
     with pytest.raises(WorkerFailedError) as caught:
-        run(spec(strategy, epochs=10_000, **settings), out=here / "run", observers=[])
+        run(spec(strategy, epochs=10_000, **settings), out=here / "run", callbacks=[])
     first, *_ = str(caught.value).splitlines()
     assert re.fullmatch(rf"worker {lost} of {ranks} \(.*\) {KILLED} at step 8, in {OPERATION}", first), first
 
@@ -257,7 +257,7 @@ def test_a_new_one_takes_its_place(
     script(monkeypatch, fault, lost)
     hear = UntilItWorks(lost)
     with pytest.raises(InterruptedRunError):
-        run(spec(strategy, restarts=1, epochs=100_000), out=here / "run", observers=[hear])
+        run(spec(strategy, restarts=1, epochs=100_000), out=here / "run", callbacks=[hear])
     said = [notice.splitlines()[0] for notice in hear.notices]
     assert len(said) == 2
     assert re.fullmatch(
@@ -302,7 +302,7 @@ def test_who_is_lost_twice_is_replaced_twice(strategy: str, lost: int, ranks: in
     """By somebody outside, at any moment; the third time nobody comes."""
     strike = Strike(here, lost, 3)
     with pytest.raises(InterruptedRunError):
-        run(spec(strategy, restarts=2, epochs=100_000), out=here / "run", observers=[strike])
+        run(spec(strategy, restarts=2, epochs=100_000), out=here / "run", callbacks=[strike])
     record = RunFolder(here / "run").record()
     assert record is not None
     assert len(set(strike.struck)) == len(record.lost) == 3
@@ -332,7 +332,7 @@ def test_the_whole_gang_starts_again_without_the_one_that_keeps_the_books(
     script(monkeypatch, "SIGKILL", 0, step=30)
     hear = Hear()
     settings: dict[str, Any] = {"restarts": 1, "checkpoint_every": 0.0, "epochs": 10}
-    record = run(spec(strategy, **settings), out=here / "run", observers=[hear])
+    record = run(spec(strategy, **settings), out=here / "run", callbacks=[hear])
     assert record.resumed == 1
     is_whole(record, 10)
     (notice,) = hear.notices

@@ -141,7 +141,7 @@ def test_a_run_goes_on_with_another_interval(here: Path, torn: Path) -> None:
     from manyhands.runs.train import resume_folder
 
     settings = {"strategy_options": {"every": 8}, "checkpoint_every": 60}
-    record = resume_folder(folder, settings, observers=[Hear()])
+    record = resume_folder(folder, settings, callbacks=[Hear()])
     assert record.spec.strategy_options == {"every": 8}
     assert (record.resumed, record.steps) == (1, STEPS)
     assert any(
@@ -182,7 +182,7 @@ def test_a_signal_is_noticed_between_two_averages(here: Path) -> None:
         epochs=1000,
     )
     with pytest.raises(InterruptedRunError, match=r"^interrupted by SIGINT at step [\d,]+; the last"):
-        run(spec, out=here / "run", observers=[At()])
+        run(spec, out=here / "run", callbacks=[At()])
     record = RunFolder(here / "run").record()
     assert record is not None
     assert record.status == "interrupted"

@@ -50,7 +50,7 @@ def test_killed_at_any_moment(seed: int) -> None:
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    care = Supervision(
+    supervision = Supervision(
         hear,
         spare=frozenset(range(1, SIZE)),
         replacements=1000,
@@ -59,7 +59,9 @@ def test_killed_at_any_moment(seed: int) -> None:
     )
     begun = time.monotonic()
     try:
-        results = LocalLauncher(preload=PRELOAD).launch(struggle, SIZE, time.time() + SECONDS, care=care)
+        results = LocalLauncher(preload=PRELOAD).launch(
+            struggle, SIZE, time.time() + SECONDS, supervision=supervision
+        )
     finally:
         done.set()
         thread.join()

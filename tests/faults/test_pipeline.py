@@ -1,4 +1,4 @@
-"""Law 5 and law 6 for models in stages: whoever fails is named, and so is what its neighbours waited for."""
+"""Law 5 and law 6 for models in stages: whoever fails is named, and so is what its neighbors waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from manyhands.records.run_folder import RunFolder
 KILLED = r"was killed by signal 9 \(SIGKILL, often: out of memory\)"
 RAISED = r"raised ScriptedError: raised by script at rank \d, step 8"
 HANGS = r"has been hanging for \d[\d.]* s"
-# what happens to whom, what is said of it, and what the neighbour did: the first stage waits for gradients,
+# what happens to whom, what is said of it, and what the neighbor did: the first stage waits for gradients,
 # the last for activations
 FAULTS = {
     "SIGKILL@0:8:data": (KILLED, "data", "activation"),

@@ -191,9 +191,9 @@ def test_a_rank_that_got_something_else_is_named() -> None:
     def work(transport: ThreadsTransport) -> Checkpoint | None:
         line = NullChannel()
         line.exchange = lambda value: transport._meet("exchange", value)  # type: ignore[method-assign]
-        place = RankInfo(transport.rank, ("a", "b", "c"), line)
+        info = RankInfo(transport.rank, ("a", "b", "c"), line)
         way = Garbling(transport) if transport.rank == 2 else transport
-        return agree(place, way, saved() if transport.rank == 0 else None)
+        return agree(info, way, saved() if transport.rank == 0 else None)
 
     with pytest.raises(CheckpointError) as caught:
         group.run(work)

@@ -156,7 +156,7 @@ def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
 
     from manyhands.runs.train import resume_folder
 
-    resumed = resume_folder(here / "killed", {"workers": then}, observers=[Hear()])
+    resumed = resume_folder(here / "killed", {"workers": then}, callbacks=[Hear()])
     assert resumed.resumed == 1
     assert any(text.startswith("going on with") and f"workers 3 -> {then}" in text for text in notices) == (
         then != 3
@@ -202,7 +202,7 @@ def test_a_signal_to_the_parent_stops_all_workers_with_a_checkpoint(
     with pytest.raises(
         InterruptedRunError, match=rf"^interrupted by {number.name} at step [\d,]+; the last"
     ) as caught:
-        run(spec, out=here / "run", observers=[At()])
+        run(spec, out=here / "run", callbacks=[At()])
     assert caught.value.exit_code == 128 + number
     record = RunFolder(here / "run").record()
     assert record is not None
@@ -293,7 +293,7 @@ def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Pa
         spec = RunSpec.of(
             task="quadratic", workers=2, strategy="allreduce", transport="shm", launcher="local"
         )
-        run(spec, out=here / f"run{number}", observers=[Mark()])
+        run(spec, out=here / f"run{number}", callbacks=[Mark()])
         starts[-1] -= began
     assert min(starts) < imported
 
@@ -324,7 +324,7 @@ def test_the_bar_compares_with_the_last_run_of_one_worker(here: Path) -> None:
 
     one = mh.train("digits-mlp", epochs=1, threads=1, quiet=True)
     settings = {"strategy": "allreduce", "transport": "shm", "launcher": "local", "workers": 2}
-    run(RunSpec.of(task="digits-mlp", epochs=1, **settings), out=here / "run", observers=[Look()])
+    run(RunSpec.of(task="digits-mlp", epochs=1, **settings), out=here / "run", callbacks=[Look()])
     assert seen[0].one_worker == OneWorker(one.samples_per_second, 1)
 
 
@@ -353,6 +353,6 @@ def test_the_next_run_removes_what_a_killed_one_left_and_says_so(here: Path) -> 
         def notice(self, text: str) -> None:
             notices.append(text)
 
-    run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", observers=[Hear()])
+    run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", callbacks=[Hear()])
     assert f"removed {left.name}, left behind by a run that was killed" in notices
     assert not left.exists()

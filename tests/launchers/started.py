@@ -22,22 +22,22 @@ from manyhands.testing.worker_functions import (
 )
 
 
-def mine(place: RankInfo, number: int) -> tuple[str, int, int]:
+def mine(info: RankInfo, number: int) -> tuple[str, int, int]:
     """Defined in the script itself, which every rank runs."""
-    return "mine", place.rank, number
+    return "mine", info.rank, number
 
 
-def kill_the_leader(place: RankInfo) -> None:
-    if place.rank == 0:
+def kill_the_leader(info: RankInfo) -> None:
+    if info.rank == 0:
         os.kill(os.getpid(), 9)
-    place.line.exchange(None)
+    info.channel.exchange(None)
 
 
 def act(launcher: EnvLauncher, what: str, size: int) -> object:
     if what == "results":
         first = launcher.launch(mine, size, 40 if launcher.leads else "followers are not asked")
         heard: list[object] = []
-        second = launcher.launch(chat, size, 100, care=Supervision(hear=heard.append))
+        second = launcher.launch(chat, size, 100, supervision=Supervision(hear=heard.append))
         return {"leads": launcher.leads, "first": first, "second": second, "heard": len(heard)}
     if what == "executor":
         with launcher.executor(size) as executor:
@@ -45,14 +45,16 @@ def act(launcher: EnvLauncher, what: str, size: int) -> object:
         return {"squares": squares, "then": launcher.launch(add_rank, size, 1)}
     if what.startswith("lose "):
         lost: list[str] = []
-        care = Supervision(spare=frozenset({1, 2}), replacements=3, lost=lambda rank, text: lost.append(text))
-        first = launcher.launch(lose_the_last, size, what.removeprefix("lose "), care=care)
+        supervision = Supervision(
+            spare=frozenset({1, 2}), replacements=3, lost=lambda rank, text: lost.append(text)
+        )
+        first = launcher.launch(lose_the_last, size, what.removeprefix("lose "), supervision=supervision)
         return {"during": [one and one["during"] for one in first], "lost": lost}
     functions = {"fail": fail, "misuse": misuse, "hang": hang_in_data, "leader": kill_the_leader}
     if what in functions:
         arguments = (1,) if what == "fail" else ()
-        return launcher.launch(functions[what], size, *arguments, care=Supervision(timeout=1))
-    return launcher.launch(leave, size, what, care=Supervision(timeout=1))
+        return launcher.launch(functions[what], size, *arguments, supervision=Supervision(timeout=1))
+    return launcher.launch(leave, size, what, supervision=Supervision(timeout=1))
 
 
 if __name__ == "__main__":

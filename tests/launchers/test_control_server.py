@@ -161,7 +161,7 @@ def test_a_crowd_of_strangers_keeps_nobody_out(hub: ControlServer, monkeypatch: 
         sock.close()
 
 
-def test_a_server_that_is_not_ours_is_recognised() -> None:
+def test_a_server_that_is_not_ours_is_recognized() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:

@@ -139,9 +139,7 @@ def test_when_the_leader_dies_rank_1_speaks() -> None:
 def test_workers_that_never_come(tmp_path: Path) -> None:
     port = free_port()
     environ = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MANYHANDS_PORT": str(port)}
-    code = (
-        "from manyhands.launchers.env.launcher import EnvLauncher; EnvLauncher(gather=0.3).launch(print, 3)"
-    )
+    code = "from manyhands.launchers.env.launcher import EnvLauncher as E; E(gather=0.3).launch(print, 3)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""},

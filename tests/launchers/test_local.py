@@ -132,7 +132,7 @@ def test_the_environment_is_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) 
 
 def test_logs_are_appended(tmp_path: Path) -> None:
     for _ in range(2):
-        LocalLauncher(preload=LIGHT).launch(speak, 2, care=Supervision(logs=tmp_path / "logs"))
+        LocalLauncher(preload=LIGHT).launch(speak, 2, supervision=Supervision(logs=tmp_path / "logs"))
     lines = (tmp_path / "logs" / "rank-1.log").read_text().splitlines()
     assert [line for line in lines if not line.startswith("--- ")] == ["rank 1, grüezi", "from C"] * 2
     assert sum(line.startswith("--- ") and "worker 1 of 2, pid " in line for line in lines) == 2
@@ -140,7 +140,7 @@ def test_logs_are_appended(tmp_path: Path) -> None:
 
 def test_a_crash_in_native_code_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError, match=re.escape(f"what it wrote is in {tmp_path / 'rank-1.log'}")):
-        LocalLauncher(preload=LIGHT).launch(leave, 2, "SIGSEGV", care=Supervision(logs=tmp_path))
+        LocalLauncher(preload=LIGHT).launch(leave, 2, "SIGSEGV", supervision=Supervision(logs=tmp_path))
     log = (tmp_path / "rank-1.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log
     assert "in leave" in log
@@ -179,7 +179,7 @@ def test_workers_of_a_pool_are_used_again() -> None:
 def test_exchange_is_a_wait() -> None:
     """Whatever phase it is part of: who keeps the others waiting in it is to blame, not they."""
     with pytest.raises(WorkerFailedError) as caught:
-        LocalLauncher(preload=LIGHT).launch(late_to_exchange, 2, care=Supervision(timeout=1))
+        LocalLauncher(preload=LIGHT).launch(late_to_exchange, 2, supervision=Supervision(timeout=1))
     assert re.match(
         r"worker 1 of 2 \(.*\) has been hanging for \S+ s at step 0, in other\n", str(caught.value)
     )
@@ -187,7 +187,10 @@ def test_exchange_is_a_wait() -> None:
 
 
 def test_without_watching_there_is_no_hang() -> None:
-    assert len(LocalLauncher(preload=LIGHT).launch(sleep_unwatched, 1, care=Supervision(timeout=0.2))) == 1
+    assert (
+        len(LocalLauncher(preload=LIGHT).launch(sleep_unwatched, 1, supervision=Supervision(timeout=0.2)))
+        == 1
+    )
 
 
 def test_a_checkpoint_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +198,7 @@ def test_a_checkpoint_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_group, "AFTER_OUR_ERROR", 0.2)
     heard: list[Any] = []
     with pytest.raises(InterruptedRunError, match="rank 0"):
-        LocalLauncher(preload=LIGHT).launch(save_slowly, 2, care=Supervision(hear=heard.append))
+        LocalLauncher(preload=LIGHT).launch(save_slowly, 2, supervision=Supervision(hear=heard.append))
     assert heard == ["saved"]
 
 
@@ -212,7 +215,7 @@ def test_a_nursery_that_dies_takes_its_workers_along_and_is_replaced() -> None:
         r"\(SIGKILL, often: out of memory\); its 2 workers ended with it$"
     )
     with pytest.raises(WorkerFailedError, match=sentence):
-        LocalLauncher(preload=LIGHT).launch(until_stopped, 2, False, care=Supervision(hear=hear))
+        LocalLauncher(preload=LIGHT).launch(until_stopped, 2, False, supervision=Supervision(hear=hear))
     assert eventually(lambda: not any(_runs(pid) for pid in pids))
     assert LocalLauncher(preload=LIGHT).launch(add_rank, 1, 1) == [(0, 1, 1)]
 

@@ -66,10 +66,10 @@ def test_ranks_can_use_mpi_and_its_chatter_is_not_shown(
     """On hosts by name, by TCP; and everything that is written is in the logs."""
     monkeypatch.setenv("MANYHANDS_HOSTS", "localhost:2")
     before = set(Path("/dev/shm").iterdir())
-    assert MpiLauncher().launch(sum_by_mpi, 2, care=Supervision(logs=tmp_path)) == [3, 3]
+    assert MpiLauncher().launch(sum_by_mpi, 2, supervision=Supervision(logs=tmp_path)) == [3, 3]
     assert set(Path("/dev/shm").iterdir()) == before
     assert (tmp_path / "mpirun.log").read_text() == ""
-    MpiLauncher().launch(speak, 2, care=Supervision(logs=tmp_path))
+    MpiLauncher().launch(speak, 2, supervision=Supervision(logs=tmp_path))
     assert "rank 1, grüezi" in (tmp_path / "rank-1.log").read_text()
     assert capfd.readouterr() == ("", "")
 

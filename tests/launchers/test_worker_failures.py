@@ -44,15 +44,15 @@ class Kept:
     notices: list[str] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
 
-    def care(self, **more: Any) -> Supervision:
+    def supervision(self, **more: Any) -> Supervision:
         settings = {"hear": self.heard.append, "lost": lambda *what: self.lost.append(what), **more}
         return Supervision(notice=self.notices.append, **{"spare": BOTH, **settings})
 
 
-def fails(function: Callable[..., Any], *arguments: Any, care: Supervision) -> WorkerFailedError:
+def fails(function: Callable[..., Any], *arguments: Any, supervision: Supervision) -> WorkerFailedError:
     begun = time.monotonic()
     with pytest.raises(WorkerFailedError) as caught:
-        LAUNCHER.launch(function, 3, *arguments, care=care)
+        LAUNCHER.launch(function, 3, *arguments, supervision=supervision)
     assert time.monotonic() - begun < SOON
     return caught.value
 
@@ -70,7 +70,7 @@ def fails(function: Callable[..., Any], *arguments: Any, care: Supervision) -> W
 )
 def test_the_others_go_on(how: str, deed: str) -> None:
     kept = Kept()
-    first, second, third = LAUNCHER.launch(lose_the_last, 3, how, care=kept.care())
+    first, second, third = LAUNCHER.launch(lose_the_last, 3, how, supervision=kept.supervision())
     assert third is None
     for rank, one in enumerate([first, second]):
         assert (one["before"], one["during"], one["after"]) == ([0, 1, 2], [0, 1, None], [0, 1, None]), rank
@@ -93,7 +93,7 @@ def test_the_others_go_on(how: str, deed: str) -> None:
 def test_one_that_hangs_is_killed_and_the_others_go_on(how: str, deed: str) -> None:
     """They wait for it in an exchange and are not to blame, nor is it held against them afterwards."""
     kept = Kept()
-    first, second, third = LAUNCHER.launch(lose_the_last, 3, how, care=kept.care(timeout=1))
+    first, second, third = LAUNCHER.launch(lose_the_last, 3, how, supervision=kept.supervision(timeout=1))
     assert (first["during"], second["after"], third) == ([0, 1, None], [0, 1, None], None)
     sentence, *details = kept.notices[0].splitlines()
     assert re.fullmatch(
@@ -108,7 +108,7 @@ def test_one_that_hangs_is_killed_and_the_others_go_on(how: str, deed: str) -> N
 
 def test_a_traceback_is_shown_and_its_log_named(tmp_path: Path) -> None:
     kept = Kept()
-    LAUNCHER.launch(lose_the_last, 3, "raise", care=kept.care(logs=tmp_path))
+    LAUNCHER.launch(lose_the_last, 3, "raise", supervision=kept.supervision(logs=tmp_path))
     lines = kept.notices[0].splitlines()
     assert lines[-2:] == [
         "  ValueError: rank 2 fails on purpose",
@@ -119,7 +119,7 @@ def test_a_traceback_is_shown_and_its_log_named(tmp_path: Path) -> None:
 
 def test_before_it_has_begun_it_ends_the_gang() -> None:
     kept = Kept()
-    error = fails(lose_the_last, "SIGKILL", "starting", care=kept.care())
+    error = fails(lose_the_last, "SIGKILL", "starting", supervision=kept.supervision())
     assert re.match(rf"worker 2 of 3 \(.*\) {KILLED} while it was starting\n", str(error))
     assert (kept.lost, kept.notices) == ([], [])
 
@@ -127,7 +127,7 @@ def test_before_it_has_begun_it_ends_the_gang() -> None:
 @pytest.mark.parametrize("spare", [frozenset({0, 1}), frozenset({2}), frozenset({2, 7}), frozenset()])
 def test_one_that_is_not_spare_or_the_last_one_ends_the_gang(spare: frozenset[int]) -> None:
     kept = Kept()
-    error = fails(lose_the_last, "SIGKILL", care=kept.care(spare=spare))
+    error = fails(lose_the_last, "SIGKILL", supervision=kept.supervision(spare=spare))
     assert error.rank == 2
     assert re.match(rf"worker 2 of 3 \(.*\) {KILLED} at step 120, in backward\n", str(error))
     assert kept.lost == []
@@ -138,7 +138,9 @@ def test_one_that_is_not_spare_or_the_last_one_ends_the_gang(spare: frozenset[in
 )
 def test_as_many_must_remain_as_was_said(spare: frozenset[int], remain: int) -> None:
     kept = Kept()
-    results = LAUNCHER.launch(lose_the_last, 3, "SIGKILL", care=kept.care(spare=spare, remain=remain))
+    results = LAUNCHER.launch(
+        lose_the_last, 3, "SIGKILL", supervision=kept.supervision(spare=spare, remain=remain)
+    )
     assert results[2] is None
     assert [rank for rank, _ in kept.lost] == [2]
 
@@ -146,27 +148,27 @@ def test_as_many_must_remain_as_was_said(spare: frozenset[int], remain: int) -> 
 @pytest.mark.parametrize(("spare", "remain"), [(frozenset({2}), 1), (frozenset({1, 2}), 2)])
 def test_no_fewer_may_remain_than_was_said(spare: frozenset[int], remain: int) -> None:
     kept = Kept()
-    error = fails(lose_the_last, "SIGKILL", care=kept.care(spare=spare, remain=remain))
+    error = fails(lose_the_last, "SIGKILL", supervision=kept.supervision(spare=spare, remain=remain))
     assert (error.rank, kept.lost) == (2, [])
 
 
 def test_all_that_are_spare_may_be_lost_where_none_must_remain() -> None:
     kept = Kept()
-    assert LAUNCHER.launch(lose_all, 3, care=kept.care(remain=0)) == [None] * 3
+    assert LAUNCHER.launch(lose_all, 3, supervision=kept.supervision(remain=0)) == [None] * 3
     assert [rank for rank, _ in kept.lost] == [2, 1]
 
 
 @pytest.mark.parametrize("how", ["SIGSTOP", "hang"])
 def test_a_hang_of_one_that_is_not_spare_ends_the_gang(how: str) -> None:
     kept = Kept()
-    error = fails(lose_the_last, how, care=kept.care(spare=frozenset({0, 1}), timeout=1))
+    error = fails(lose_the_last, how, supervision=kept.supervision(spare=frozenset({0, 1}), timeout=1))
     assert re.match(r"worker 2 of 3 \(.*\) has been .* at step 120, in backward\n", str(error))
     assert kept.lost == []
 
 
 def test_when_all_that_are_spare_are_lost_the_last_one_is_named() -> None:
     kept = Kept()
-    error = fails(lose_all, care=kept.care())
+    error = fails(lose_all, supervision=kept.supervision())
     assert error.rank == 1
     first, *_, last = str(error).splitlines()
     assert re.fullmatch(r"worker 1 of 3 \(.*\) ended with exit code 3 at step 120, in backward", first)
@@ -178,15 +180,15 @@ def test_our_own_errors_end_the_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_group, "AFTER_OUR_ERROR", 0.2)
     kept = Kept()
     with pytest.raises(DivergedError, match=r"^rank 2 diverged$"):
-        LAUNCHER.launch(lose_the_last, 3, "diverge", care=kept.care())
+        LAUNCHER.launch(lose_the_last, 3, "diverge", supervision=kept.supervision())
     assert kept.lost == []
 
 
 def test_what_it_told_is_heard_before_it_is_lost() -> None:
     """And what it posted survives it: here for nobody."""
     said: list[Any] = []
-    care = Supervision(hear=said.append, notice=said.append, spare=BOTH)
-    assert LAUNCHER.launch(lose_with_facts, 3, 500, care=care) == [{}, {}, None]
+    supervision = Supervision(hear=said.append, notice=said.append, spare=BOTH)
+    assert LAUNCHER.launch(lose_with_facts, 3, 500, supervision=supervision) == [{}, {}, None]
     assert said[:-1] == list(range(500))
     assert said[-1].splitlines()[0].endswith("; the others go on")
 
@@ -196,8 +198,8 @@ def test_another_takes_its_place(tmp_path: Path) -> None:
     """It knows that it joins and what was posted, counts when it says so, and answers for the rank."""
     kept = Kept()
     logs = tmp_path / "logs"
-    care = kept.care(replacements=2, logs=logs)
-    first, second, third = LAUNCHER.launch(rejoin, 3, str(tmp_path), 1, care=care)
+    supervision = kept.supervision(replacements=2, logs=logs)
+    first, second, third = LAUNCHER.launch(rejoin, 3, str(tmp_path), 1, supervision=supervision)
     exchanged = [[0, 1, "the first"], [0, 1, None], [0, 1, "the new one"]]
     assert first == second == exchanged
     assert third == [2, [2, 2], frozenset(), exchanged[-1]]  # two exchanges were completed when it joined
@@ -221,7 +223,7 @@ def test_another_takes_its_place(tmp_path: Path) -> None:
 
 def test_who_dies_before_it_has_joined_is_replaced_as_well(tmp_path: Path) -> None:
     kept = Kept()
-    results = LAUNCHER.launch(rejoin, 3, str(tmp_path), 3, care=kept.care(replacements=3))
+    results = LAUNCHER.launch(rejoin, 3, str(tmp_path), 3, supervision=kept.supervision(replacements=3))
     assert [values[2] for values in results[:2]] == [[0, 1, "the new one"]] * 2
     assert results[2][0] == 4
     assert [re.split(r" at | joins|; ", text)[-1] for _, text in kept.lost] == [
@@ -236,7 +238,9 @@ def test_who_dies_before_it_has_joined_is_replaced_as_well(tmp_path: Path) -> No
 def test_until_nobody_is_left_to_come(tmp_path: Path) -> None:
     """Also when it had joined: the gang goes on without that rank."""
     kept = Kept()
-    results = LAUNCHER.launch(rejoin, 3, str(tmp_path), 2, "raise", care=kept.care(replacements=2))
+    results = LAUNCHER.launch(
+        rejoin, 3, str(tmp_path), 2, "raise", supervision=kept.supervision(replacements=2)
+    )
     exchanged = [[0, 1, "the first"], [0, 1, None], [0, 1, "the new one"], [0, 1, None]]
     assert results == [exchanged, exchanged, None]
     fates = [text.rpartition("; ")[2] for _, text in kept.lost]
@@ -250,7 +254,9 @@ def test_one_of_our_errors_ends_the_gang_also_from_one_that_joined(
 ) -> None:
     monkeypatch.setattr(worker_group, "AFTER_OUR_ERROR", 0.2)
     with pytest.raises(DivergedError, match=r"^rank 2 diverged$"):
-        LAUNCHER.launch(rejoin, 3, str(tmp_path), 1, "diverge", care=Kept().care(replacements=2))
+        LAUNCHER.launch(
+            rejoin, 3, str(tmp_path), 1, "diverge", supervision=Kept().supervision(replacements=2)
+        )
 
 
 def go(folder: Path) -> Callable[[Any], None]:
@@ -262,8 +268,10 @@ def test_a_gang_that_ends_does_not_wait_for_who_has_not_joined(tmp_path: Path, w
     if when == "before it says hello":
         (tmp_path / "go").touch()
     begun = time.monotonic()
-    care = Kept().care(replacements=1, hear=go(tmp_path))
-    assert LAUNCHER.launch(wait_for_the_last, 3, str(tmp_path), "", care=care) == ["returned"] * 2 + [None]
+    supervision = Kept().supervision(replacements=1, hear=go(tmp_path))
+    assert LAUNCHER.launch(wait_for_the_last, 3, str(tmp_path), "", supervision=supervision) == [
+        "returned"
+    ] * 2 + [None]
     assert time.monotonic() - begun < SOON
 
 
@@ -271,8 +279,8 @@ def test_a_gang_that_ends_does_not_wait_for_who_has_not_joined(tmp_path: Path, w
 def test_a_gang_that_fails_ends_who_is_on_its_way(tmp_path: Path, when: str) -> None:
     if when == "before it says hello":
         (tmp_path / "go").touch()
-    care = Kept().care(replacements=1, hear=go(tmp_path))
-    error = fails(wait_for_the_last, str(tmp_path), "SIGKILL", care=care)
+    supervision = Kept().supervision(replacements=1, hear=go(tmp_path))
+    error = fails(wait_for_the_last, str(tmp_path), "SIGKILL", supervision=supervision)
     assert re.match(rf"worker 0 of 3 \(.*\) {KILLED} at step 120, in backward\n", str(error))
 
 
@@ -284,14 +292,16 @@ def test_a_signal_reaches_one_that_has_joined(tmp_path: Path) -> None:
         if len(ready) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    care = Kept().care(replacements=1, hear=hear)
-    assert LAUNCHER.launch(stop_together, 3, str(tmp_path), care=care) == [signal.SIGTERM] * 3
+    supervision = Kept().supervision(replacements=1, hear=hear)
+    assert LAUNCHER.launch(stop_together, 3, str(tmp_path), supervision=supervision) == [signal.SIGTERM] * 3
     assert sorted(ready) == [0, 1, 2]
 
 
 def test_a_signal_reaches_one_that_comes_after_it(tmp_path: Path) -> None:
-    care = Kept().care(replacements=1, lost=lambda rank, text: os.kill(os.getpid(), signal.SIGTERM))
-    assert LAUNCHER.launch(stop_together, 3, str(tmp_path), care=care) == [signal.SIGTERM] * 3
+    supervision = Kept().supervision(
+        replacements=1, lost=lambda rank, text: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    assert LAUNCHER.launch(stop_together, 3, str(tmp_path), supervision=supervision) == [signal.SIGTERM] * 3
 
 
 def test_who_is_lost_while_all_stop_is_not_replaced() -> None:
@@ -299,7 +309,7 @@ def test_who_is_lost_while_all_stop_is_not_replaced() -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # 0.3 s before its end
 
     kept = Kept()
-    LAUNCHER.launch(lose_the_last, 3, "SIGKILL", care=kept.care(replacements=1, hear=hear))
+    LAUNCHER.launch(lose_the_last, 3, "SIGKILL", supervision=kept.supervision(replacements=1, hear=hear))
     assert kept.lost[0][1].endswith("; the others go on")
 
 
@@ -310,7 +320,9 @@ def test_a_second_signal_ends_one_that_joined_as_well(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        LAUNCHER.launch(stop_together, 3, str(tmp_path), False, care=Kept().care(replacements=1, hear=hear))
+        LAUNCHER.launch(
+            stop_together, 3, str(tmp_path), False, supervision=Kept().supervision(replacements=1, hear=hear)
+        )
 
 
 def test_the_parents_death_leaves_no_process(tmp_path: Path) -> None:

@@ -14,44 +14,44 @@ from manyhands.engine.fault_injection.faults import Fault
 from manyhands.testing.worker_functions import wait_until
 
 
-def variable(place: RankInfo, name: str) -> str | None:
+def variable(info: RankInfo, name: str) -> str | None:
     return os.environ.get(name)
 
 
-def speak(place: RankInfo) -> None:
-    print(f"rank {place.rank}, grüezi")
+def speak(info: RankInfo) -> None:
+    print(f"rank {info.rank}, grüezi")
     os.write(2, b"from C\n")
 
 
-def exhaust(place: RankInfo) -> None:
+def exhaust(info: RankInfo) -> None:
     Fault("oom", 0, 0).strike()
 
 
-def late_to_exchange(place: RankInfo) -> None:
-    place.line.watch(lambda: RankStatus(0, "other", "", 1))
-    if place.rank == 1:
+def late_to_exchange(info: RankInfo) -> None:
+    info.channel.watch(lambda: RankStatus(0, "other", "", 1))
+    if info.rank == 1:
         time.sleep(300)
-    place.line.exchange(None)
+    info.channel.exchange(None)
 
 
-def sleep_unwatched(place: RankInfo) -> None:
+def sleep_unwatched(info: RankInfo) -> None:
     time.sleep(0.8)
 
 
-def save_slowly(place: RankInfo) -> None:
-    place.line.watch(lambda: RankStatus(3, "checkpoint" if place.rank == 0 else "forward", "", 1))
+def save_slowly(info: RankInfo) -> None:
+    info.channel.watch(lambda: RankStatus(3, "checkpoint" if info.rank == 0 else "forward", "", 1))
     time.sleep(0.3)
-    if place.rank == 0:
+    if info.rank == 0:
         time.sleep(1.0)
-        place.line.tell("saved")
-    raise InterruptedRunError(f"rank {place.rank} was interrupted", signal.SIGTERM)
+        info.channel.tell("saved")
+    raise InterruptedRunError(f"rank {info.rank} was interrupted", signal.SIGTERM)
 
 
-def is_imported(place: RankInfo, module: str) -> bool:
+def is_imported(info: RankInfo, module: str) -> bool:
     return module in sys.modules
 
 
-def multiply(place: RankInfo, threads: int) -> tuple[int, bool]:
+def multiply(info: RankInfo, threads: int) -> tuple[int, bool]:
     import torch
 
     torch.set_num_threads(threads)
@@ -60,19 +60,19 @@ def multiply(place: RankInfo, threads: int) -> tuple[int, bool]:
     return torch.get_num_threads(), bool(torch.allclose(product[:4], matrix[:4] @ matrix))
 
 
-def sum_by_mpi(place: RankInfo) -> int:
+def sum_by_mpi(info: RankInfo) -> int:
     from mpi4py import MPI
 
-    return int(MPI.COMM_WORLD.allreduce(place.rank + 1))
+    return int(MPI.COMM_WORLD.allreduce(info.rank + 1))
 
 
-def look_for_doors(place: RankInfo, leader: int, *more: str) -> list[str]:
+def look_for_doors(info: RankInfo, leader: int, *more: str) -> list[str]:
     """Where this process and its leader listen, with each of these transports in turn."""
     from manyhands.transports.connect import connect
 
     found: set[str] = set()
     for name in ("shm", "torch", *more):
-        transport = connect(name, place, timeout=60)
+        transport = connect(name, info, timeout=60)
         transport.barrier()
         found |= listening() | listening(leader)
         transport.barrier()
@@ -80,41 +80,41 @@ def look_for_doors(place: RankInfo, leader: int, *more: str) -> list[str]:
     return sorted(found)
 
 
-def lose_all(place: RankInfo) -> None:
+def lose_all(info: RankInfo) -> None:
     """Rank 2 ends, and when that is known rank 1; when that is known as well, rank 0 returns."""
-    place.line.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
-    if place.rank == 2:
+    info.channel.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
+    if info.rank == 2:
         time.sleep(0.3)
         os._exit(3)
-    wait_until(lambda: 2 in place.line.gone)
-    if place.rank == 1:
+    wait_until(lambda: 2 in info.channel.gone)
+    if info.rank == 1:
         os._exit(3)
-    wait_until(lambda: place.line.gone >= {1, 2})
+    wait_until(lambda: info.channel.gone >= {1, 2})
 
 
-def lose_with_facts(place: RankInfo, count: int) -> dict[str, object]:
+def lose_with_facts(info: RankInfo, count: int) -> dict[str, object]:
     """Rank 2 has much to say before it ends."""
-    place.line.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
-    if place.rank == 2:
+    info.channel.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
+    if info.rank == 2:
         time.sleep(0.2)
         for number in range(count):
-            place.line.tell(number)
-        place.line.post("fact", 1)
+            info.channel.tell(number)
+        info.channel.post("fact", 1)
         raise ValueError("enough")
-    wait_until(lambda: 2 in place.line.gone)
-    return place.line.posted
+    wait_until(lambda: 2 in info.channel.gone)
+    return info.channel.posted
 
 
-def struggle(place: RankInfo, until: float) -> tuple[bool, list[object]]:
+def struggle(info: RankInfo, until: float) -> tuple[bool, list[object]]:
     """Step until a time of day, whoever dies; exchange once before that and once after."""
-    line, steps = place.line, 0
+    line, steps = info.channel, 0
     line.watch(lambda: RankStatus(steps, "forward", "", steps))
-    line.tell((place.rank, os.getpid()))
-    if place.joining:
+    line.tell((info.rank, os.getpid()))
+    if info.joining:
         line.joined()
     else:
         line.exchange(None)
     while time.time() < until:
         time.sleep(0.002)
         steps += 1
-    return place.joining, line.exchange(place.rank)
+    return info.joining, line.exchange(info.rank)

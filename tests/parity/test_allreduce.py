@@ -122,7 +122,7 @@ SIZES = (9, 10, 2, 7)  # uneven, and once fewer samples than workers
     "hosts", [("a",), ("a", "a"), ONE_HOST, TWO_HOSTS, ("a", "b"), ("a", "b", "c")], ids=str
 )
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_optimiser_equals_one_worker(recipe: str, hosts: tuple[str, ...]) -> None:
+def test_every_optimizer_equals_one_worker(recipe: str, hosts: tuple[str, ...]) -> None:
     data = batches(SIZES)
     expected, losses, _ = alone(plain, RECIPES[recipe], data)
     for state, found, _ in together(hosts, plain, RECIPES[recipe], data):
@@ -220,7 +220,7 @@ def test_a_constant_buffer_is_not_touched_by_rounding() -> None:
 
 
 @pytest.mark.parametrize("hosts", [ONE_HOST, TWO_HOSTS], ids=str)
-def test_synchronised_batch_norm_is_the_whole_batch(hosts: tuple[str, ...]) -> None:
+def test_synchronized_batch_norm_is_the_whole_batch(hosts: tuple[str, ...]) -> None:
     # not Adam: a bias before a norm has no gradient but rounding, which Adam would make large
     data = batches((9, 13, 8))
     expected, losses, _ = alone(normed, MOMENTUM, data)
@@ -229,7 +229,7 @@ def test_synchronised_batch_norm_is_the_whole_batch(hosts: tuple[str, ...]) -> N
         assert found == pytest.approx(losses, abs=1e-12)
 
 
-def test_synchronised_batch_norm_on_images() -> None:
+def test_synchronized_batch_norm_on_images() -> None:
     def images() -> nn.Module:
         return nn.Sequential(
             nn.Unflatten(1, (1, 2, 3)),
@@ -293,7 +293,7 @@ def test_the_same_workers_go_on_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("hosts", [ONE_HOST, TWO_HOSTS], ids=str)
 def test_only_rank_0_makes_tensors_for_a_state(hosts: tuple[str, ...]) -> None:
-    """All of them copied the whole optimiser's state at each checkpoint."""
+    """All of them copied the whole optimizer's state at each checkpoint."""
     group = ThreadGroup(len(hosts), timeout=20, hosts=hosts)
     setups = [setup(plain, ADAMW, group.transport(rank)) for rank in range(len(hosts))]
     [data] = batches((9,))

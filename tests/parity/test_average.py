@@ -217,7 +217,7 @@ class Hand:
         self.h, self.momentum, self.workers = h, momentum, workers
         self.x, self.v = np.zeros((workers, len(h))), np.zeros((workers, len(h)))
         self.used = np.zeros(workers)
-        self.anchor, self.velocity, self.centre = np.zeros_like(h), np.zeros_like(h), np.zeros_like(h)
+        self.anchor, self.velocity, self.center = np.zeros_like(h), np.zeros_like(h), np.zeros_like(h)
 
     def step(self, shares: Sequence[Array], lr: float) -> None:
         for rank, part in enumerate(shares):
@@ -245,8 +245,8 @@ class Hand:
         self.used[:] = 0
 
     def easgd(self, a: float) -> None:
-        apart = self.x - self.centre
-        self.x, self.centre = self.x - a * apart, self.centre + a * apart.sum(axis=0)
+        apart = self.x - self.center
+        self.x, self.center = self.x - a * apart, self.center + a * apart.sum(axis=0)
         self.used[:] = 0
 
 
@@ -411,7 +411,7 @@ def test_diloco_with_rate_1_and_no_momentum_is_the_mean(averages: bool) -> None:
 
 @pytest.mark.parametrize("elasticity", [None, 0.2])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_easgd_by_hand_and_the_centre_is_what_is_learned(workers: int, elasticity: float | None) -> None:
+def test_easgd_by_hand_and_the_center_is_what_is_learned(workers: int, elasticity: float | None) -> None:
     steps = some_steps(workers, 11)
     options = AverageOptions(every=3, outer="elastic", elasticity=elasticity)
     paths, hand = walk(workers, steps, options, momentum=0.5), Hand(STIFFNESS, workers, momentum=0.5)
@@ -419,7 +419,7 @@ def test_easgd_by_hand_and_the_centre_is_what_is_learned(workers: int, elasticit
         hand.step(shares, lr)
         if (number + 1) % 3 == 0:
             hand.easgd(0.9 / workers if elasticity is None else elasticity)
-        check(paths, number, hand.x, hand.centre)
+        check(paths, number, hand.x, hand.center)
 
 
 def test_clipping_is_by_each_workers_own_gradient() -> None:

@@ -57,7 +57,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @pytest.fixture(autouse=True)
 def _small_gangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A stage whose neighbour has failed waits no longer than that: threads notice nobody's death."""
+    """A stage whose neighbor has failed waits no longer than that: threads notice nobody's death."""
     monkeypatch.setattr(stage_link, "PATIENCE", 20.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -343,7 +343,7 @@ def test_every_division_equals_one_worker(plan: Plan) -> None:
 
 @pytest.mark.parametrize("hosts", ["aaaa", "abab"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_optimiser_equals_one_worker(recipe: str, hosts: str) -> None:
+def test_every_optimizer_equals_one_worker(recipe: str, hosts: str) -> None:
     check(Plan(2, 2, 3, hosts=hosts), plain, RECIPES[recipe], batches(SIZES))
 
 
@@ -652,7 +652,7 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
 
 
 def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where stages share no memory: the model to make it whole, then only what the optimisers remember."""
+    """Where stages share no memory: the model to make it whole, then only what the optimizers remember."""
     sent: list[list[str]] = []
     send = RemoteStages._everybodys
 

@@ -50,7 +50,7 @@ def test_every_iterate_of_the_quadratic_is_the_closed_form(
 
 
 def test_digits_equal_a_hand_written_loop_bit_for_bit(here: Path) -> None:
-    """Same seed, same order, same optimiser: the trainer adds nothing to the numbers."""
+    """Same seed, same order, same optimizer: the trainer adds nothing to the numbers."""
     record = train("digits-mlp", batch=50, epochs=2, seed=5, lr=0.2, threads=1, quiet=True)
     ours = load_file(RunFolder(Path(record.run)).model)
 

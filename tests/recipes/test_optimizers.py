@@ -1,4 +1,4 @@
-"""Optimisers from recipes: who is decayed, momentum correction, groups, slices of a flat buffer."""
+"""Optimizers from recipes: who is decayed, momentum correction, groups, slices of a flat buffer."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def network():
     )
 
 
-def test_undecayed_are_biases_and_normalisation():
+def test_undecayed_are_biases_and_normalization():
     assert undecayed(network()) == {"0.bias", "1.weight", "1.bias", "4.weight", "4.bias", "5.bias"}
 
 
@@ -46,7 +46,7 @@ def test_undecayed_are_biases_and_normalisation():
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_every_normalisation_layer_is_spared_entirely(layer):
+def test_every_normalization_layer_is_spared_entirely(layer):
     assert undecayed(layer) == {name for name, _ in layer.named_parameters()} != set()
 
 
@@ -55,7 +55,7 @@ def test_biases_under_other_names():
     assert undecayed(nn.MultiheadAttention(2, 1)) == {"in_proj_bias", "out_proj.bias"}
 
 
-def test_tied_normalisation_is_spared_under_each_name():
+def test_tied_normalization_is_spared_under_each_name():
     model = nn.Module()
     model.shared = nn.Linear(3, 3)
     model.norm = nn.LayerNorm(3)
@@ -145,7 +145,7 @@ def test_set_rate_reaches_every_group(recipe):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_torchs_own_optimisers_are_fused(optimizer, dtype):
+def test_torchs_own_optimizers_are_fused(optimizer, dtype):
     model = nn.Linear(2, 2).to(dtype)
     built = build(large_batch(optimizer=optimizer), model.named_parameters(), undecayed(model))
     assert all(group["fused"] for group in built.param_groups)
@@ -192,7 +192,7 @@ def test_resumed_state_continues_identically(recipe):
 
 @pytest.mark.parametrize("recipe", EVERY[:3], ids=lambda recipe: recipe.optimizer)
 def test_slices_of_a_flat_buffer_follow_the_whole(recipe):
-    """A sharded optimiser updates plain slices, some of them empty, and gets the very same numbers."""
+    """A sharded optimizer updates plain slices, some of them empty, and gets the very same numbers."""
     torch.manual_seed(0)
     whole = nn.Parameter(torch.randn(10, dtype=torch.float64))
     flat, gradient = whole.detach().clone(), torch.zeros(10, dtype=torch.float64)

@@ -282,8 +282,8 @@ def test_beside_others_rank_0_decides(own: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(running, "_follow", follow)
     with pytest.raises(ToldError):
-        resume_folder(own, {}, observers=[Callback()])
+        resume_folder(own, {}, callbacks=[Callback()])
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="add --trust"):
-        resume_folder(own, {}, observers=[Callback()])
+        resume_folder(own, {}, callbacks=[Callback()])
     assert not Path("pwned").exists()

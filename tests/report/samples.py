@@ -40,7 +40,7 @@ def phases(strategy: str, step: float, lost: float, to: str) -> dict[str, float]
         "data": 0.015,
         "forward": 0.31,
         "backward": 0.58,
-        "optimiser": 0.095 if strategy != "server" else 0.0,
+        "optimizer": 0.095 if strategy != "server" else 0.0,
     }
     whole = sum(work.values())
     parts = {name: step * (1 - lost) * share / whole for name, share in work.items() if share}
@@ -72,7 +72,7 @@ def pipelined(stages: int, micro: int, unit: float = 0.004) -> list[list[Span]]:
     for stage in range(stages):
         if free[stage] < end - 1e-9:
             lines[stage].append(Span("wait", free[stage], end))
-        lines[stage].append(Span("optimiser", end, end + unit / 2))
+        lines[stage].append(Span("optimizer", end, end + unit / 2))
     return lines
 
 

@@ -207,9 +207,9 @@ def test_a_quiet_machine_and_a_noisy_one() -> None:
 def test_looks_stay_apart() -> None:
     names = ["single", *(f"way {k}" for k in range(14))]
     looks = palette.looks(names)
-    assert looks["single"].colour == palette.NEUTRAL
-    assert len({(look.colour, look.shape) for look in looks.values()}) == len(names)
-    assert len({look.shape for look in list(looks.values())[:7]}) >= 6, "not by colour alone"
+    assert looks["single"].color == palette.NEUTRAL
+    assert len({(look.color, look.shape) for look in looks.values()}) == len(names)
+    assert len({look.shape for look in list(looks.values())[:7]}) >= 6, "not by color alone"
 
 
 def test_numbers_are_short() -> None:

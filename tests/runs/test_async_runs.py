@@ -255,7 +255,7 @@ def test_a_run_that_was_stopped_goes_on(here: Path, way: str) -> None:
 
     settings = arrange({"workers": 2, "threads": 1, "epochs": 100_000, "evaluate_every": 50.0, **WAYS[way]})
     with pytest.raises(InterruptedRunError, match=r"^interrupted by SIGTERM at step [\d,]+; the last"):
-        run(RunSpec.of(task="quadratic", **settings), out=here / "run", observers=[At()])
+        run(RunSpec.of(task="quadratic", **settings), out=here / "run", callbacks=[At()])
     stopped = RunFolder(here / "run").record()
     assert stopped is not None
     assert stopped.status == "interrupted"
@@ -361,7 +361,7 @@ def heard(here: Path, **settings: Any) -> list[str]:
             notices.append(text)
 
     spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))
-    run(spec, out=here / f"run{len(list(here.iterdir()))}", observers=[Hear()])
+    run(spec, out=here / f"run{len(list(here.iterdir()))}", callbacks=[Hear()])
     return [text for text in notices if "momentum" in text]
 
 

@@ -55,7 +55,7 @@ def test_the_phases_add_up_to_the_wall_clock(here: Path) -> None:
     aside = phases["evaluation"] + phases["checkpoint"]
     assert record.training_seconds == pytest.approx(record.seconds - aside)
     assert record.samples_per_second == pytest.approx(record.samples / record.training_seconds)
-    for name in ("data", "forward", "backward", "optimiser", "evaluation", "checkpoint"):
+    for name in ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint"):
         assert phases[name] > 0, name
     steps = RunFolder(Path(record.run)).steps()
     assert sum(step.phases["forward"] for step in steps) == pytest.approx(phases["forward"], rel=1e-3)
@@ -79,7 +79,7 @@ def test_what_the_task_decides_is_written_down(here: Path) -> None:
     assert train("digits-mlp", batch=64, epochs=20).id == record.id
 
 
-def test_a_tasks_rate_is_only_for_the_optimiser_it_was_found_with(here: Path) -> None:
+def test_a_tasks_rate_is_only_for_the_optimizer_it_was_found_with(here: Path) -> None:
     adam = train("digits-mlp", epochs=1, recipe_options={"optimizer": "adam"})
     assert (adam.recipe["lr"], adam.recipe["decay"]) == (0.001, "cosine")
 
@@ -227,14 +227,14 @@ class TestResume:
                 run(longer, out=here / "run", resume=True, allow_changes=True)
         assert train(str(here / "run"), resume=True).steps == 20
 
-    def test_another_optimiser_begins_without_memory(
+    def test_another_optimizer_begins_without_memory(
         self, here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         train("digits-mlp", samples=1000, out=here / "run")
         options = {"optimizer": "adamw"}
         changed = {"recipe_options": options, "samples": 2000, "allow_changes": True, "quiet": False}
         assert train(str(here / "run"), resume=True, **changed).samples >= 2000
-        assert "the optimiser was sgd and is adamw: it begins without memory\n" in capsys.readouterr().err
+        assert "the optimizer was sgd and is adamw: it begins without memory\n" in capsys.readouterr().err
 
     def test_another_model_is_refused_and_nothing_is_changed(self, here: Path) -> None:
         before = train("digits-mlp", epochs=1, out=here / "run")

@@ -596,8 +596,8 @@ def test_any_strategy_goes_on_from_an_average_and_the_other_way_round(recipe: st
 
 
 @pytest.mark.parametrize("chosen", [MEAN, NESTEROV], ids=["mean", "nesterov"])
-def test_another_optimiser_begins_without_memory(chosen: AverageOptions) -> None:
-    """A run that goes on with another optimiser is given no memory of the old one: nor are its workers."""
+def test_another_optimizer_begins_without_memory(chosen: AverageOptions) -> None:
+    """A run that goes on with another optimizer is given no memory of the old one: nor are its workers."""
     [(state, _, _), *_] = trained(2, even(2, 6), chosen)
     given = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
     for found, _, _ in trained(2, even(2, 1), chosen, RECIPES["adamw"], given):

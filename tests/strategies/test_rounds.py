@@ -65,15 +65,15 @@ def serve(
     window: Any = Said(store, words)
     setup = Setup(model, constant(lr=0.1), compute, alone, options=chosen, work=work)  # type: ignore[arg-type]
     server = Server(setup, store, window)
-    ledger = server.ledger
+    queue = server.queue
 
     def look() -> None:
-        if ledger.is_drained(tests):
-            ledger.test() if ledger.stage is QueueStage.TRAIN else ledger.train(samples)
+        if queue.is_drained(tests):
+            queue.test() if queue.stage is QueueStage.TRAIN else queue.train(samples)
 
     server.enter(look)
-    ledger.begin(0, 0)
-    ledger.train(fence)
+    queue.begin(0, 0)
+    queue.train(fence)
     with suppress(Over):
         server.serve(lambda: None)
     return window.answers, server
@@ -119,7 +119,7 @@ def test_a_round_waits_for_one_that_comes_back_later_from_a_test() -> None:
     then = [(2, back_from_the_test(1)), (2, has_trained(1))]
     _, server = serve([*first, *then], 8, 4, backup=0)
     assert server._version == 2
-    assert [share[2] for share in server.ledger.shares()] == [0, 0, 0]
+    assert [share[2] for share in server.queue.shares()] == [0, 0, 0]
 
 
 def test_a_round_does_not_wait_for_what_nobody_can_claim() -> None:
@@ -127,7 +127,7 @@ def test_a_round_does_not_wait_for_what_nobody_can_claim() -> None:
     words = [(1, HELLO), (2, HELLO), (1, has_trained(0)), (2, has_trained(0)), (1, has_trained(1))]
     _, server = serve(words, 5, 5, backup=0)
     assert server._version == 2
-    assert server.ledger.samples == 5
+    assert server.queue.samples == 5
 
 
 def test_who_has_pulled_for_a_test_pulls_again_if_others_were_faster() -> None:

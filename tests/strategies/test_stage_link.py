@@ -1,4 +1,4 @@
-"""Handing a tensor to the neighbour: through slots that are used where they lie, or as messages."""
+"""Handing a tensor to the neighbor: through slots that are used where they lie, or as messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestSlots:
         sender, receiver = ends(slots=2)
         sender.put(torch.tensor([0.0]))
         sender.put(torch.tensor([1.0]))
-        with pytest.raises(DeadlineError, match=r"^waited 0.01 s for the room of the neighbouring stage$"):
+        with pytest.raises(DeadlineError, match=r"^waited 0.01 s for the room of the neighboring stage$"):
             sender.put(torch.tensor([2.0]))
         first = receiver.take()
         with pytest.raises(DeadlineError):  # taken is not given back
@@ -89,7 +89,7 @@ class TestSlots:
     def test_an_empty_link_makes_the_receiver_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stage_link, "PATIENCE", 0.01)
         sender, receiver = ends()
-        with pytest.raises(DeadlineError, match=r"^waited 0.01 s for the activation of the neighbouring "):
+        with pytest.raises(DeadlineError, match=r"^waited 0.01 s for the activation of the neighboring "):
             receiver.take()
         sender.put(torch.tensor([5.0]))
         assert receiver.take().item() == 5.0

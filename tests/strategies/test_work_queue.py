@@ -19,7 +19,7 @@ from manyhands.strategies.asynchronous import work_queue as module
 from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage, WorkQueue
 
 
-def ledger(n: int, batch: int, ranks: int, parts: int | None = None) -> WorkQueue:
+def queue(n: int, batch: int, ranks: int, parts: int | None = None) -> WorkQueue:
     memory = np.zeros(WorkQueue.size(ranks), dtype=np.uint8)
     made = WorkQueue(memory, ranks, Order(n, batch, seed=3), parts or ranks)
     for rank in range(ranks):
@@ -55,7 +55,7 @@ def test_every_sample_is_used_once_an_epoch(data: st.DataObject) -> None:
     """Workers claim, finish, die, come too late and join in any order, over several fences."""
     n, ranks = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
     batch = data.draw(st.integers(1, n))
-    work = ledger(n, batch, ranks)
+    work = queue(n, batch, ranks)
     epochs = 3
     used: Counter[tuple[int, int]] = Counter()
     until = data.draw(st.integers(1, epochs * n))
@@ -99,7 +99,7 @@ def test_every_sample_is_used_once_an_epoch(data: st.DataObject) -> None:
 
 
 def test_nothing_is_claimed_beyond_a_fence_and_nothing_is_under_way_when_it_is_drained() -> None:
-    work = ledger(20, 4, 2)
+    work = queue(20, 4, 2)
     work.train(5)
     claims = [work.claim(0, 1, 0), work.claim(1, 1, 0)]
     assert [(claim.start, claim.size) for claim in claims] == [(0, 2), (2, 2)]
@@ -115,7 +115,7 @@ def test_nothing_is_claimed_beyond_a_fence_and_nothing_is_under_way_when_it_is_d
 
 
 def test_a_halt_is_a_fence_here() -> None:
-    work = ledger(20, 4, 2)
+    work = queue(20, 4, 2)
     work.train(20)
     work.claim(0, 1, 0)
     work.halt()
@@ -125,7 +125,7 @@ def test_a_halt_is_a_fence_here() -> None:
 
 
 def test_a_bound_holds_back_who_is_ahead() -> None:
-    work = ledger(40, 4, 2)
+    work = queue(40, 4, 2)
     work.train(40)
     assert work.claim(1, 1, 0, bound=1).kind is LeaseKind.TRAIN
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_a_bound_holds_back_who_is_ahead() -> None:
 
 
 def test_who_joins_is_no_step_behind() -> None:
-    work = ledger(400, 4, 3)
+    work = queue(400, 4, 3)
     work.train(400)
     work.put_back(2)
     for _ in range(7):
@@ -152,7 +152,7 @@ def test_who_joins_is_no_step_behind() -> None:
 
 
 def test_the_test_set_is_handed_out_and_summed() -> None:
-    work = ledger(4, 4, 2)
+    work = queue(4, 4, 2)
     work.test()
     assert work.stage is QueueStage.TEST
     first, second = work.claim(0, 6, 10), work.claim(1, 6, 10)
@@ -167,7 +167,7 @@ def test_the_test_set_is_handed_out_and_summed() -> None:
 
 
 def test_the_log_keeps_the_order_and_says_when_it_is_full() -> None:
-    work = ledger(1_000_000, 2, 2)
+    work = queue(1_000_000, 2, 2)
     work.train(1_000_000)
     count = 0
     while not work.is_full:
@@ -194,7 +194,7 @@ def test_two_views_of_one_memory_are_one_ledger() -> None:
 
 @pytest.mark.parametrize("kind", [QueueStage.SAVE, QueueStage.OVER])
 def test_stages_without_work(kind: QueueStage) -> None:
-    work = ledger(8, 4, 1)
+    work = queue(8, 4, 1)
     work.train(8)
     if kind is QueueStage.SAVE:
         work.hold()
@@ -255,7 +255,7 @@ def test_what_a_killed_worker_had_begun_is_undone(deed: str) -> None:
             actions[deed](work)
 
     def prepared() -> WorkQueue:
-        work = ledger(8, 4, 3)
+        work = queue(8, 4, 3)
         work.train(8) if "test" not in deed else work.test()
         if deed in ("trained", "tested", "enter"):
             work.claim(1, 1, 4)
@@ -275,7 +275,7 @@ def test_what_a_killed_worker_had_begun_is_undone(deed: str) -> None:
 
 def test_who_takes_the_place_of_another_returns_what_that_had_claimed() -> None:
     """Rank 0 may be busy for so long that it never sees the loss: one step, and a successor has joined."""
-    work = ledger(8, 4, 2)
+    work = queue(8, 4, 2)
     work.train(8)
     lost = work.claim(1, 1, 0)
     work.enter(1)

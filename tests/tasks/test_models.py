@@ -179,10 +179,10 @@ def test_the_same_seed_builds_the_same_model(build):
 def test_a_small_residual_network_learns_eight_pictures_by_heart():
     model = seeded(small_resnet, depth=8, classes=4)
     x, y = torch.randn(8, 3, 16, 16), torch.arange(8) % 4
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(60):
         loss = functional.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.1

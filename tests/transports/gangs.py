@@ -137,10 +137,10 @@ def attend(pipes: Sequence[Connection]) -> list[Any]:
     return [results[rank][1] for rank in range(len(pipes))]
 
 
-def between_hosts(place: RankInfo, name: str, timeout: float = 30.0) -> Transport:
+def between_hosts(info: RankInfo, name: str, timeout: float = 30.0) -> Transport:
     """As engine/session.py does it; the host names of a test are not known to any resolver."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
-    return connect(name, place, timeout=timeout)
+    return connect(name, info, timeout=timeout)
 
 
 class MpiGang:

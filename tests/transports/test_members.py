@@ -163,8 +163,8 @@ def listens_both_ways(transport: Transport) -> str:
     return str(caught.value)
 
 
-def backwards(place: RankInfo) -> MpiTransport:
-    return MpiTransport(RankInfo(place.size - 1 - place.rank, place.hosts, place.line))
+def backwards(info: RankInfo) -> MpiTransport:
+    return MpiTransport(RankInfo(info.size - 1 - info.rank, info.hosts, info.channel))
 
 
 def numbered(transport: Transport) -> int:

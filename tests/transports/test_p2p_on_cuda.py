@@ -48,7 +48,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchTransport, l
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # to know whether a copy was made
 def test_ranks_that_send_to_each_other_do_not_wait_in_nccl(on_cuda: tuple[TorchTransport, list[Any]]) -> None:
-    """In a pipeline both neighbours sent and then received: NCCL does that in order, so both would wait."""
+    """In a pipeline both neighbors sent and then received: NCCL does that in order, so both would wait."""
     transport, carried = on_cuda
     transport.send(torch.ones(300_000, device=GPU), 1, ahead=4)
     transport.recv(torch.ones(300_000, device=GPU), 1)
@@ -61,8 +61,8 @@ def test_gpus_of_several_hosts_are_one_group(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, made: str
 ) -> None:
     """They were joined host by host, where DDP found no group and took each worker for the only one."""
-    monkeypatch.setattr(connecting.axes, "member", lambda *_: lambda place, **named: "torch")
-    monkeypatch.setattr(hosts, "Hosts", lambda place, **named: "hosts")
+    monkeypatch.setattr(connecting.axes, "member", lambda *_: lambda info, **named: "torch")
+    monkeypatch.setattr(hosts, "Hosts", lambda info, **named: "hosts")
     assert connecting.connect("torch", RankInfo(0, ("a", "a", "b", "b")), device=device) == made
 
 

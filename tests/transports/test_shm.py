@@ -114,11 +114,11 @@ def cannot_see(path: Path) -> int:
     raise ManyhandsError(f"shared memory {path.parent} cannot be opened")
 
 
-def builds_where_one_cannot_see(place: RankInfo) -> Any:
-    if place.rank == 1:
+def builds_where_one_cannot_see(info: RankInfo) -> Any:
+    if info.rank == 1:
         segment._open = cannot_see
     with pytest.raises(ManyhandsError) as caught:
-        ShmTransport(place)
+        ShmTransport(info)
     return SimpleNamespace(said=str(caught.value), close=lambda: None)
 
 

@@ -55,9 +55,9 @@ class OneWhoNeverConnects:
 
 
 def test_connecting_has_a_deadline() -> None:
-    place = RankInfo(0, ("here", "here"), OneWhoNeverConnects())  # type: ignore[arg-type]
+    info = RankInfo(0, ("here", "here"), OneWhoNeverConnects())  # type: ignore[arg-type]
     with pytest.raises(DeadlineError, match=r"^waited 0\.5 s in connect 1 for the other workers$"):
-        TorchTransport(place, timeout=0.5)
+        TorchTransport(info, timeout=0.5)
 
 
 def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +71,14 @@ def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -
 
 def test_other_hosts_are_told_an_address_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    place = RankInfo(0, ("a", "no-such-host.invalid"))
+    info = RankInfo(0, ("a", "no-such-host.invalid"))
     monkeypatch.setattr(torch_, "_source", lambda address: {"no-such-host.invalid": "10.0.0.7"}[address])
-    assert torch_._address(place) == "10.0.0.7"
+    assert torch_._address(info) == "10.0.0.7"
 
     def unknown(address: str) -> str:
         raise OSError(address)
 
     monkeypatch.setattr(torch_, "_source", unknown)
-    assert torch_._address(place) == socket.gethostname()
+    assert torch_._address(info) == socket.gethostname()
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.9")
-    assert torch_._address(place) == "10.0.0.9"
+    assert torch_._address(info) == "10.0.0.9"

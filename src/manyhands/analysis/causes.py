@@ -16,8 +16,8 @@ COMMUNICATION = 1 - EFFICIENT  # below this the advice would be to reach what is
 WAITING = 0.10  # steps of equal ranks vary by a few per cent, so that a little waiting is nobody's fault
 SLOWEST = 0.05  # by which a rank must lag to be called the slowest and not the last by chance
 DATA = 0.10  # data that is read ahead costs two or three per cent
-OPTIMISER = 0.15  # a plain update of a small batch takes a tenth; above, the batch is small for the model
-OVERHEAD = 0.15  # what the trainer does itself is a few per cent of any step worth parallelising
+OPTIMIZER = 0.15  # a plain update of a small batch takes a tenth; above, the batch is small for the model
+OVERHEAD = 0.15  # what the trainer does itself is a few per cent of any step worth parallelizing
 SLOWER_COMPUTE = 1.25  # times as long a sample: less is the noise between two runs
 MOST = 64  # times the batch, or steps between averages: advice beyond is none
 MICRO_BATCHES = 4  # for each stage: what GPipe recommends for a small bubble
@@ -78,8 +78,8 @@ def _sparing(facts: Facts) -> str:
 
 
 def _larger_batch(facts: Facts) -> tuple[str, float] | None:
-    """Communication is the same for any batch, computing grows with it, the optimiser does not."""
-    fixed = facts.step.phases["optimiser"]
+    """Communication is the same for any batch, computing grows with it, the optimizer does not."""
+    fixed = facts.step.phases["optimizer"]
     talking = facts.step.phases["communication"]
     growing = facts.step.step_seconds - fixed - talking
     batch = facts.step.batch
@@ -265,20 +265,20 @@ def oversubscribed(facts: Facts) -> Verdict | None:
     return Verdict("oversubscribed", f"{text} be up to {gain(share)} faster.", share)
 
 
-def optimiser(facts: Facts) -> Verdict | None:
+def optimizer(facts: Facts) -> Verdict | None:
     """An update that takes as long for any batch."""
-    share = facts.share("optimiser")
-    if not facts.timed or share < OPTIMISER:
+    share = facts.share("optimizer")
+    if not facts.timed or share < OPTIMIZER:
         return None
-    text = f"{formatting.percent(share)} of the step is the optimiser's update of {facts.record.parameters:,}"
+    text = f"{formatting.percent(share)} of the step is the optimizer's update of {facts.record.parameters:,}"
     text += " parameters, as long for any batch"
-    fixed = facts.step.phases["optimiser"] + facts.step.phases["communication"]
+    fixed = facts.step.phases["optimizer"] + facts.step.phases["communication"]
     for factor in _powers():
-        less = facts.step.phases["optimiser"] / (factor * (facts.step.step_seconds - fixed) + fixed)
-        if less <= OPTIMISER / 2 and factor * facts.step.batch <= facts.record.train_samples:
+        less = facts.step.phases["optimizer"] / (factor * (facts.step.step_seconds - fixed) + fixed)
+        if less <= OPTIMIZER / 2 and factor * facts.step.batch <= facts.record.train_samples:
             text += f"; a batch of {factor * facts.step.batch:,} would bring it to {formatting.percent(less)}"
             break
-    return Verdict("optimiser", f"{text}.", share)
+    return Verdict("optimizer", f"{text}.", share)
 
 
 def overhead(facts: Facts) -> Verdict | None:
@@ -310,6 +310,6 @@ RULES: list[tuple[str, Rule]] = [
     ("small-batch", small_batch),
     ("contention", contention),
     ("oversubscribed", oversubscribed),
-    ("optimiser", optimiser),
+    ("optimizer", optimizer),
     ("overhead", overhead),
 ]

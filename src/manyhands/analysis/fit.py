@@ -75,10 +75,10 @@ def estimate(observations: tuple[Observation, ...]) -> Interval:
     best = _solve(points)
     noise = np.maximum(points.spread, _misfit(points, best))
     random = np.random.default_rng(SEED)
-    centre = np.where(points.censored, points.logs, _model(points.batch, best))
+    center = np.where(points.censored, points.logs, _model(points.batch, best))
     drawn = []
     for _ in range(DRAWS):
-        logs = np.where(points.censored, points.logs, centre + noise * random.standard_normal(len(noise)))
+        logs = np.where(points.censored, points.logs, center + noise * random.standard_normal(len(noise)))
         drawn.append(_solve(points._replace(logs=logs), near=best))
     return Interval(
         _interval(best.s_min, [each.s_min for each in drawn]),

@@ -112,7 +112,7 @@ def threads(record: RunRecord) -> int:
 
 
 def batch(record: RunRecord) -> int:
-    """Samples of an optimiser's step, over all workers."""
+    """Samples of an optimizer's step, over all workers."""
     return record.spec.batch or round(record.samples / max(1, record.steps))
 
 
@@ -130,7 +130,7 @@ def cells(records: Iterable[RunRecord]) -> dict[Key, list[RunRecord]]:
 
 
 def recipe_key(record: RunRecord) -> str:
-    """The same for runs whose optimiser is set up alike."""
+    """The same for runs whose optimizer is set up alike."""
     return json.dumps(record.recipe, sort_keys=True, default=str)
 
 

@@ -78,7 +78,7 @@ def baselines(records: Iterable[RunRecord], task: str, batch: int | None) -> Pai
 
 
 def points(records: Iterable[RunRecord], task: str, price: float | None = None) -> list[Point]:
-    """Every cell that was timed, its repeats summarised."""
+    """Every cell that was timed, its repeats summarized."""
     mine = groups.of_task(records, task)
     known: dict[int, Pair] = {}
     found = []

@@ -32,7 +32,7 @@ _CAUSES = {
     "data": "waits for data",
     "small-batch": "small batch a worker",
     "contention": "shared memory bandwidth",
-    "optimiser": "optimiser",
+    "optimizer": "optimizer",
     "overhead": "short steps",
 }
 _THEN = {

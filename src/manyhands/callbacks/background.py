@@ -35,15 +35,15 @@ LONGEST = 300  # characters of a reason
 class BackgroundCallbacks:
     """All who follow one run, as one observer that neither raises nor blocks."""
 
-    def __init__(self, observers: Sequence[Callback]) -> None:
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
         # one that hears nothing needs no thread
-        self._all = [_BackgroundCallback(one, self) for one in observers if type(one) is not Callback]
+        self._all = [_BackgroundCallback(one, self) for one in callbacks if type(one) is not Callback]
         self._closed = False
 
     @classmethod
-    def of(cls, observers: Sequence[Callback] | BackgroundCallbacks) -> BackgroundCallbacks:
+    def of(cls, callbacks: Sequence[Callback] | BackgroundCallbacks) -> BackgroundCallbacks:
         """These, or those who follow already."""
-        return observers if isinstance(observers, BackgroundCallbacks) else cls(observers)
+        return callbacks if isinstance(callbacks, BackgroundCallbacks) else cls(callbacks)
 
     def __enter__(self) -> Self:
         return self
@@ -105,10 +105,10 @@ class BackgroundCallbacks:
 class _BackgroundCallback:
     """One of them: a queue, and the thread that empties it, begun with the first event."""
 
-    def __init__(self, observer: Callback, others: BackgroundCallbacks) -> None:
-        self.name = getattr(observer, "name", type(observer).__name__)
+    def __init__(self, callback: Callback, others: BackgroundCallbacks) -> None:
+        self.name = getattr(callback, "name", type(callback).__name__)
         self.listens = True  # until it is switched off or closed
-        self._observer, self._others = observer, others
+        self._observer, self._others = callback, others
         self._calls: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._wake, self._done = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None

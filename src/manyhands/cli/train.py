@@ -72,7 +72,7 @@ def train(
         int | None, typer.Option(help="Micro-batches a worker and step. [default: 1]")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="From batch to optimiser and schedule. [default: the task's]")
+        str | None, typer.Option(help="From batch to optimizer and schedule. [default: the task's]")
     ] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate a 256 samples; short for --set recipe.lr=.")

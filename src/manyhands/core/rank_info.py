@@ -100,7 +100,7 @@ class RankInfo:
 
     rank: int = 0
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
-    line: ControlChannel = field(default_factory=NullChannel)
+    channel: ControlChannel = field(default_factory=NullChannel)
     joining: bool = False  # in the place of one that was lost: the others are at work already
 
     @property

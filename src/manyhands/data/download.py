@@ -14,8 +14,8 @@ from rich.console import Console
 
 from manyhands.core import file_locks
 from manyhands.core.errors import DataUnavailableError, StorageError
-from manyhands.data import catalogue
-from manyhands.data.catalogue import Content, DatasetEntry
+from manyhands.data import catalog
+from manyhands.data.catalog import Content, DatasetEntry
 from manyhands.data.mirror import Mirror
 from manyhands.data.source import SourceError, Unpack
 from manyhands.data.unpack import gunzip
@@ -32,7 +32,7 @@ def cache_folder() -> Path:
 def present(name: str) -> bool:
     """Whether a data set lies in the cache, by the sizes of its files: quick, and without a checksum."""
     folder = cache_folder() / name
-    return all(_has_size(folder, content) for content in catalogue.entry(name).contents)
+    return all(_has_size(folder, content) for content in catalog.entry(name).contents)
 
 
 def fetch(entry: DatasetEntry) -> dict[str, Path]:

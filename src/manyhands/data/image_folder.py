@@ -32,7 +32,7 @@ class ImageFolder:
     """The images of one split, with the number of their class as the target.
 
     Images are taken as the file holds them: an EXIF orientation is ignored, as in the published results
-    on ImageNet. Of several frames the first counts; greys become three equal channels; alpha is dropped.
+    on ImageNet. Of several frames the first counts; grays become three equal channels; alpha is dropped.
     """
 
     root: Path

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from manyhands.core.atomic_files import write_atomically
 from manyhands.core.errors import StorageError
 from manyhands.data.image_files import Listed
-from manyhands.data.transforms import colours
+from manyhands.data.transforms import colors
 
 # what Pillow raises for files that are damaged, empty, of another kind or dangerously large
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
@@ -43,7 +43,7 @@ def can_read(path: Path) -> bool:
     try:
         with Image.open(path) as image:
             image.draft("RGB", (1, 1))
-            colours(image)
+            colors(image)
     except UNREADABLE:
         return False
     return True

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from manyhands.data import catalogue, cifar_records, download, idx
+from manyhands.data import catalog, cifar_records, download, idx
 from manyhands.data.arrays import ArrayData
 
 
@@ -23,7 +23,7 @@ class Splits(NamedTuple):
 
 def load(name: str) -> Splits:
     """A data set by its name: images as bytes [n, channels, height, width], labels as int64."""
-    entry = catalogue.entry(name)
+    entry = catalog.entry(name)
     return READERS[name](download.fetch(entry))
 
 

@@ -7,7 +7,7 @@ A batch's inputs are ONE integer tensor [batch, 2, width], as wide as the longes
 
 One tensor, because that is what a feed moves to a device. Integers, because a feed casts floating-point
 inputs to the run's type, and a feature's number must not be rounded: in float32 feature 16,777,217 would be
-its neighbour. So the values travel as their bits, and the model takes both apart with `unpack`.
+its neighbor. So the values travel as their bits, and the model takes both apart with `unpack`.
 """
 
 from __future__ import annotations

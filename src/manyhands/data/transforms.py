@@ -94,7 +94,7 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CenterCrop:
     """The middle `size` x `size` pixels; a smaller view is enlarged first: nothing is padded."""
 
     size: int
@@ -147,7 +147,7 @@ def show(image: Image.Image, view: CropView) -> Tensor:
     drafted = image.draft("RGB", (needed_width, needed_height))
     # its answer is exact, 45.25 pixels of 46 say, where the decoded size is rounded up
     scale = drafted[1][2] / full_width if drafted else 1.0
-    image = colours(image)
+    image = colors(image)
     box = (view.left * scale, view.top * scale, view.right * scale, view.bottom * scale)
     image = image.resize((view.width, view.height), Image.Resampling.BILINEAR, box=_inside(box, image.size))
     if view.mirrored:
@@ -158,10 +158,10 @@ def show(image: Image.Image, view: CropView) -> Tensor:
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
-def colours(image: Image.Image) -> Image.Image:
+def colors(image: Image.Image) -> Image.Image:
     """Red, green and blue of whatever Pillow opened; this is where the file is decoded."""
     if image.mode.startswith("I;16"):
-        # convert() would clip 16-bit greys to white; their high byte is the picture
+        # convert() would clip 16-bit grays to white; their high byte is the picture
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError(f"pixels of mode {image.mode} have no known brightest value")

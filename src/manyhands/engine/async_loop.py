@@ -59,7 +59,7 @@ class AsyncTrainer(Course):
 
     def work(self) -> None:
         """Do what there is to do."""
-        self.pacer.begin(0)
+        self.step_timer.begin(0)
         if not self.worker.trains:
             self.clock.exact = not self.clock.asynchronous  # it makes no steps of which some could be timed
             self.worker.serve(self.count)
@@ -71,7 +71,7 @@ class AsyncTrainer(Course):
                 self.worker.step(batches, claim, self.schedule(claim.start))
                 self.count()
                 done += claim.size
-                self.pacer.stepped(done)
+                self.step_timer.stepped(done)
             else:
                 with self.clock.phase("evaluation"):
                     samples = np.arange(claim.start, claim.start + claim.size, dtype=np.int64)
@@ -97,7 +97,7 @@ class BookKeeper:
         self._trainer, self._here, self._worker = trainer, here, trainer.worker
         self.ending: Ending | None = None
         self.failure: DivergedError | None = None  # raised when all have been sent home
-        self._ledger = trainer.worker.ledger
+        self._ledger = trainer.worker.queue
         self._tests = len(trainer.feed.task.test)
         self._fence = here.samples  # where the last one was
         self._pending: Update | None = None  # told when it is known whether it was evaluated after
@@ -105,7 +105,7 @@ class BookKeeper:
         self._reached = 0.0  # training time at the fence
         self.staleness: Counter[int] = Counter()  # of the updates
         # of all workers together: each has its first steps
-        self.pacer = StepTimer(trainer.clock, WARM_UP * trainer.spec.workers, traced=0)
+        self.step_timer = StepTimer(trainer.clock, WARM_UP * trainer.spec.workers, traced=0)
         self.lost: list[str] = []  # workers
 
     @property
@@ -116,7 +116,7 @@ class BookKeeper:
     def start(self) -> None:
         """Let the others begin, if there is anything left to do."""
         self.ending = self._trainer.ending(self._here, Votes())
-        self.pacer.begin(self._here.samples)
+        self.step_timer.begin(self._here.samples)
         with self._worker.lock():
             self._ledger.begin(self._here.samples, self._here.step)
             if self.ending is not None:
@@ -126,17 +126,17 @@ class BookKeeper:
 
     def look(self) -> None:
         """See what has happened since the last time, and what follows from it."""
-        ledger = self._ledger
+        queue = self._ledger
         lost = self._trainer.gone()
         with self._worker.lock():
             for rank in sorted(lost - self._gone):
-                ledger.put_back(rank)
+                queue.put_back(rank)
                 self._worker.forget(rank)
-                self.lost.append(f"worker {rank} after {ledger.samples:,} samples of all")
-            updates = ledger.read()
-            stage, drained = ledger.stage, ledger.is_drained(self._tests)
+                self.lost.append(f"worker {rank} after {queue.samples:,} samples of all")
+            updates = queue.read()
+            stage, drained = queue.stage, queue.is_drained(self._tests)
             if stage is QueueStage.TRAIN and self._trainer.votes().any:
-                ledger.halt()
+                queue.halt()
         self._gone = lost
         for update in updates:
             if self.failure is None:
@@ -161,7 +161,7 @@ class BookKeeper:
             self.failure = self._trainer.diverged(here, update.lr, min(update.start, self._fence))
             return
         self._trainer.noted(here.loss)
-        self.pacer.stepped(here.samples)
+        self.step_timer.stepped(here.samples)
 
     def _tell(self, test_loss: float | None) -> None:
         if self._pending is None:
@@ -196,20 +196,20 @@ class BookKeeper:
 
     def _leave(self, ending: Ending | None, test_loss: float | None) -> None:
         """Save if it is time to, and go on to the next fence, or home."""
-        trainer, here, ledger = self._trainer, self._here, self._ledger
+        trainer, here, queue = self._trainer, self._here, self._ledger
         self._tell(test_loss)
         if ending is not None or trainer.votes().save:
             with self._worker.lock():
-                ledger.hold()
+                queue.hold()
             with trainer.clock.phase("checkpoint"):
                 trainer.save(here)
             trainer.saved()
         self._fence, self.ending = here.samples, ending
         with self._worker.lock():
             if ending is not None:
-                ledger.end()
+                queue.end()
             else:
-                ledger.train(self._until())
+                queue.train(self._until())
 
     def _until(self) -> int:
         """The next fence: an evaluation, or the end."""

@@ -54,20 +54,20 @@ class RankContext:
     """One rank's task, data, model, transport and strategy, and the clock that times them."""
 
     def __init__(
-        self, place: RankInfo, spec: RunSpec, *, drill: bool = False, choices: Mapping[str, Any] | None = None
+        self, info: RankInfo, spec: RunSpec, *, drill: bool = False, choices: Mapping[str, Any] | None = None
     ) -> None:
-        self.place, self.spec, self.position = place, spec, Position()
+        self.info, self.spec, self.position = info, spec, Position()
         self.begun = False  # whether steps are made
         # what the strategy and the memory chose by themselves, or did the last time
         self.choices: dict[str, Any] = dict(choices or {})
         self.memory: Offload | None = None
-        self.gauge = NoiseScaleMeter()
+        self.noise_meter = NoiseScaleMeter()
         self._steps = 0
-        self.hardware = choose(spec.device, place.local_rank)
+        self.hardware = choose(spec.device, info.local_rank)
         self.device = self.hardware.where
         dtype: torch.dtype = getattr(torch, spec.dtype)
         self.clock = Clock(self.hardware.synchronize if self.hardware.asynchronous else None)
-        place.line.watch(self.status)
+        info.channel.watch(self.status)
         self._fault = faults.from_environment() if drill else None
         self._decoders = ExitStack()
         self.task = self._at_home(find.build(spec.task, spec.options), dtype)
@@ -76,7 +76,7 @@ class RankContext:
         order = Order(len(self.task.train), spec.batch, spec.seed)
         # the first stage reads, for its replica
         share = BatchShare(
-            place.rank // spec.stages, spec.replicas, spec.micro_batches, place.rank % spec.stages == 0
+            info.rank // spec.stages, spec.replicas, spec.micro_batches, info.rank % spec.stages == 0
         )
         self.free = STRATEGIES[spec.strategy].free
         tested = replace(self.task, loss=MeanLoss(self.task.loss))  # apart from the one that trains
@@ -114,8 +114,8 @@ class RankContext:
         """From now on steps are made, and who stands still is stuck."""
         self.begun = True
         self.traffic.begin()
-        if self.place.line.board is not None:
-            self.clock.note = partial(self._write_down, self.place.line.board)
+        if self.info.channel.board is not None:
+            self.clock.note = partial(self._write_down, self.info.channel.board)
 
     def status(self) -> RankStatus:
         """What this rank is doing, for whoever looks after it; called from another thread."""
@@ -139,7 +139,7 @@ class RankContext:
     def _connect(self) -> Transport:
         spec, fault = self.spec, self._fault
         patience = {} if spec.timeout is None else {"timeout": max(60.0, 4 * spec.timeout)}
-        transport = connect(spec.transport, self.place, device=self.device, **patience)
+        transport = connect(spec.transport, self.info, device=self.device, **patience)
         return transport if fault is None else FaultyTransport(transport, fault, lambda: self.step)
 
     def _worker(self, dtype: torch.dtype) -> Any:
@@ -151,8 +151,8 @@ class RankContext:
         # on CUDA parameters stay where they are, or are cut
         if self.spec.strategy != "single" and self.device.type == "cpu":
             refuse_views(model)
-        if self.place.rank:
-            seed(key(self.spec.seed, self.place.rank), self.hardware)  # each worker drops out its own units
+        if self.info.rank:
+            seed(key(self.spec.seed, self.info.rank), self.hardware)  # each worker drops out its own units
         strategy = registry.member("strategy", STRATEGIES, self.spec.strategy)
         spec = self.spec
         setup = Setup(
@@ -164,7 +164,7 @@ class RankContext:
             options.build(spec.strategy, spec.strategy_options),
             len(self.task.train),
             Work(self.feed.order, spec.workers, len(self.task.test), self.task.evaluation_batch),
-            self.place.joining,
+            self.info.joining,
             self.feed.order.batch,
             self._example,
             self.choices,
@@ -188,7 +188,7 @@ class RankContext:
                 spec.offload, spec.memory, spec.offload_to, self.choices, device=self.hardware
             )
             compute = Compute(loss, self.memory.run)
-        if (factor := faults.slowness(self.place.rank)) > 1.0:
+        if (factor := faults.slowness(self.info.rank)) > 1.0:
             compute = SlowedCompute(compute, factor)
         if self._fault is None:
             return TimedCompute(compute, self.clock)
@@ -200,12 +200,12 @@ class RankContext:
             return compute
         if self.device.type == "cuda" and self.spec.workers > 1:
             raise UsageError("--noise-scale looks at gradients that torch's DDP keeps to itself on CUDA")
-        return MeteredCompute(compute, model, self.transport, self.gauge)
+        return MeteredCompute(compute, model, self.transport, self.noise_meter)
 
     def _due(self, where: faults.Where) -> Callable[[], bool]:
         fault = self._fault
         assert fault is not None
-        return lambda: fault.due(self.place.rank, self.step, where)
+        return lambda: fault.due(self.info.rank, self.step, where)
 
     def _at_home(self, task: Task, dtype: torch.dtype) -> Task:
         """The task with its own modules on this device; the built task is shared and stays as it is."""
@@ -220,9 +220,9 @@ class RankContext:
         return task
 
 
-def threads_of(spec: RunSpec, place: RankInfo) -> int:
+def threads_of(spec: RunSpec, info: RankInfo) -> int:
     """Threads a worker: what the user said, or an equal part of this host's cores."""
-    return spec.threads or max(1, environment.cores() // len(place.peers_on_host))
+    return spec.threads or max(1, environment.cores() // len(info.peers_on_host))
 
 
 @contextmanager

@@ -29,18 +29,18 @@ class Course:
     schedule: Callable[[int], float]  # samples seen -> learning rate
     feed: Feed
     clock: Clock
-    observers: list[Callback]
+    callbacks: list[Callback]
     save: Callable[[Position], None]
     asked_to_stop: Callable[[], bool]
     leads: bool  # rank 0's clock is everybody's
-    pacer: StepTimer = field(init=False)
-    gauge: NoiseScaleMeter = field(default_factory=NoiseScaleMeter)
+    step_timer: StepTimer = field(init=False)
+    noise_meter: NoiseScaleMeter = field(default_factory=NoiseScaleMeter)
     _saved: float = field(default=0.0, init=False)
     _warned: bool = field(default=False, init=False)
     _losses: list[float] = field(default_factory=list, init=False)  # since the last evaluation
 
     def __post_init__(self) -> None:
-        self.pacer = StepTimer(self.clock)
+        self.step_timer = StepTimer(self.clock)
 
     def votes(self) -> Votes:
         """What this worker would like; rank 0's clock is everybody's."""
@@ -105,14 +105,14 @@ class Course:
             loss=sum(self._losses) / len(self._losses) if self._losses else None,
             metric=here.metric,
             test_loss=test_loss if math.isfinite(test_loss) else None,
-            noise=self.gauge.since(),
+            noise=self.noise_meter.since(),
         )
         here.curve.append(point.model_dump(exclude_none=True))
         self._losses.clear()
 
     def warn(self, here: Position, score: float, test_loss: float) -> None:
         """Say once that what the test set says is not a number, and what is to blame if that can be seen."""
-        if self._warned or not self.observers:
+        if self._warned or not self.callbacks:
             return
         self._warned = True
         fine, name = math.isfinite(score), self.feed.task.metric.name
@@ -121,8 +121,8 @@ class Course:
             bad_samples.in_test(self.feed)
             or "no sample of the test set is to blame: look at the model's outputs"
         )
-        for observer in self.observers:
-            observer.notice(f"{what} at step {here.step:,}: {why}")
+        for callback in self.callbacks:
+            callback.notice(f"{what} at step {here.step:,}: {why}")
 
     def evaluated(self, here: Position) -> int:
         """Samples seen at the evaluation before the last."""
@@ -156,7 +156,7 @@ class Course:
         staleness: int | None = None,
     ) -> None:
         """Tell everyone who follows the run about the step that was just made."""
-        if not self.observers:
+        if not self.callbacks:
             return
         record = StepRecord(
             step=here.step,
@@ -172,8 +172,8 @@ class Course:
             staleness=staleness,
             synchronized=self.clock.exact,
         )
-        for observer in self.observers:
-            observer.stepped(record)
+        for callback in self.callbacks:
+            callback.stepped(record)
 
 
 @dataclass(kw_only=True)
@@ -191,7 +191,7 @@ class Trainer(Course):
         """Train from here until something ends it, and say what."""
         self.saved()
         ending = self.ending(here, Votes())
-        self.pacer.begin(here.samples)
+        self.step_timer.begin(here.samples)
         with closing(self.feed.read(here.samples)) as reader:
             while ending is None:
                 batch = next(reader)
@@ -216,7 +216,7 @@ class Trainer(Course):
                     with self.clock.phase("checkpoint"):
                         self.save(here)
                     self.saved()
-                self.pacer.stepped(here.samples)
+                self.step_timer.stepped(here.samples)
         return ending
 
     def evaluate(self, here: Position) -> float:

@@ -70,9 +70,9 @@ class MeteredCompute(Compute):
     """
 
     def __init__(
-        self, inner: Compute, model: nn.Module, transport: Transport, gauge: NoiseScaleMeter
+        self, inner: Compute, model: nn.Module, transport: Transport, noise_meter: NoiseScaleMeter
     ) -> None:
-        self._inner, self._transport, self._gauge = inner, transport, gauge
+        self._inner, self._transport, self._gauge = inner, transport, noise_meter
         self._norms: list[Tensor] = []
         self._size, self._weight = 0, 0.0
         self._looking = self._looked = self._measured = False  # in this step

@@ -32,65 +32,65 @@ class Probe(NamedTuple):
     dropouts: int
 
 
-def probe(place: RankInfo, spec: RunSpec, steps: int) -> Probe | None:
+def probe(info: RankInfo, spec: RunSpec, steps: int) -> Probe | None:
     """Make some steps with dropout switched off; rank 0 returns where they led."""
-    with _at_work(place, spec) as station:
-        model = station.worker.model
+    with _at_work(info, spec) as context:
+        model = context.worker.model
         dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
         for module in dropouts:
             module.p = 0.0
         norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         losses = []
-        station.begin()
-        with closing(station.feed.read(0)) as reader:
+        context.begin()
+        with closing(context.feed.read(0)) as reader:
             for _ in range(steps):
                 batch = next(reader)
-                lr = station.schedule(station.position.samples)
-                losses.append(station.worker.step(batch.micro_batches, batch.size, lr).loss)
-                station.position.step += 1
-                station.position.samples += batch.size
+                lr = context.schedule(context.position.samples)
+                losses.append(context.worker.step(batch.micro_batches, batch.size, lr).loss)
+                context.position.step += 1
+                context.position.samples += batch.size
         # on the host: whoever asked may have no such device, or another
-        state = {n: tensor.detach().to("cpu", copy=True) for n, tensor in station.worker.state().items()}
-        return Probe(state, losses, len(norms), len(dropouts)) if place.rank == 0 else None
+        state = {n: tensor.detach().to("cpu", copy=True) for n, tensor in context.worker.state().items()}
+        return Probe(state, losses, len(norms), len(dropouts)) if info.rank == 0 else None
 
 
 @contextmanager
-def _at_work(place: RankInfo, spec: RunSpec) -> Iterator[RankContext]:
+def _at_work(info: RankInfo, spec: RunSpec) -> Iterator[RankContext]:
     """A station of a worker's own threads and random state; a task that calls sys.exit there is an error."""
     with (
-        own_state(threads_of(spec, place), choose(spec.device, place.local_rank)),
+        own_state(threads_of(spec, info), choose(spec.device, info.local_rank)),
         find.no_exit(spec.task),
-        closing(RankContext(place, spec)) as station,
+        closing(RankContext(info, spec)) as context,
     ):
-        yield station
+        yield context
 
 
-def measure(place: RankInfo, spec: RunSpec, seconds: float) -> float | None:
+def measure(info: RankInfo, spec: RunSpec, seconds: float) -> float | None:
     """Samples a second, from the median step of about this much time; None if all were asked to stop.
 
     Then rank 0 raises it.
     """
-    leads = place.rank == 0
-    with StopRequest() as stop, _at_work(place, spec) as station:
+    leads = info.rank == 0
+    with StopRequest() as stop, _at_work(info, spec) as context:
         times: list[float] = []
 
         def asked() -> int | None:
             # what the parent says may reach another rank first, and rank 0 could not name the signal
-            return stop.signal or (place.line.stop if leads else None)
+            return stop.signal or (info.channel.stop if leads else None)
 
         def votes() -> Votes:
             over = leads and len(times) > 2 * WARM_UP and time.perf_counter() - began >= seconds
             return Votes(stop=asked() is not None, over=over)
 
-        station.begin()
-        station.clock.exact = False  # nobody asks for phases here, and waiting for a device takes time
-        with closing(station.feed.read(0)) as reader:
+        context.begin()
+        context.clock.exact = False  # nobody asks for phases here, and waiting for a device takes time
+        with closing(context.feed.read(0)) as reader:
             began = before = time.perf_counter()
             over = False
             while not over:
                 batch = next(reader)
                 # nothing is learned, so that no rate can make it diverge
-                step = station.worker.step(batch.micro_batches, batch.size, 0.0, votes)
+                step = context.worker.step(batch.micro_batches, batch.size, 0.0, votes)
                 if step.votes.stop:
                     if leads:
                         raise interrupted(asked() or signal.SIGTERM)
@@ -98,17 +98,17 @@ def measure(place: RankInfo, spec: RunSpec, seconds: float) -> float | None:
                 now = time.perf_counter()
                 times.append(now - before)
                 before, over = now, step.votes.over
-                station.position.step += 1
+                context.position.step += 1
         assert spec.batch is not None
         return spec.batch / statistics.median(times[WARM_UP:])
 
 
-def measure_each(place: RankInfo, specs: list[RunSpec], rounds: int, seconds: float) -> list[float] | None:
+def measure_each(info: RankInfo, specs: list[RunSpec], rounds: int, seconds: float) -> list[float] | None:
     """The same for several specs, in turn, in one gang; the best of the rounds."""
     best = [0.0] * len(specs)
     for _ in range(rounds):
         for number, spec in enumerate(specs):
-            rate = measure(place, spec, seconds)
+            rate = measure(info, spec, seconds)
             if rate is None:
                 return None
             best[number] = max(best[number], rate)

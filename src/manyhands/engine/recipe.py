@@ -12,7 +12,7 @@ from manyhands.records.spec import RunSpec
 from manyhands.strategies import STRATEGIES
 from manyhands.tasks.base import Task
 
-# What a recipe takes from a task whatever its optimiser is; a task's rate was found with SGD.
+# What a recipe takes from a task whatever its optimizer is; a task's rate was found with SGD.
 _COURSE = ("warmup", "decay", "milestones", "factor")
 
 

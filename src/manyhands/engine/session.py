@@ -53,12 +53,12 @@ from manyhands.strategies import STRATEGIES
 from manyhands.tasks import find
 
 
-def work(place: RankInfo, job: Job) -> RunRecord | None:
+def work(info: RankInfo, job: Job) -> RunRecord | None:
     """Be one worker of a run, from building the model to the record, which is rank 0's to return."""
-    threads = threads_of(job.spec, place)
-    hardware = device.choose(job.spec.device, place.local_rank)
+    threads = threads_of(job.spec, info)
+    hardware = device.choose(job.spec.device, info.local_rank)
     with own_state(threads, hardware), StopRequest() as stop, find.no_exit(job.spec.task):
-        return Session(place, job, threads, stop).run()
+        return Session(info, job, threads, stop).run()
 
 
 class Report(NamedTuple):
@@ -77,43 +77,43 @@ class Report(NamedTuple):
 class Session:
     """One sitting of a run: built from a job, ended with a record."""
 
-    def __init__(self, place: RankInfo, job: Job, threads: int, stop: StopRequest) -> None:
+    def __init__(self, info: RankInfo, job: Job, threads: int, stop: StopRequest) -> None:
         spec = self.spec = job.spec
-        self.place, self.job, self.leads = place, job, place.rank == 0
+        self.info, self.job, self.leads = info, job, info.rank == 0
         self.folder = RunFolder(job.folder)
         self.journal = Journal(self.folder)
-        self.observers: list[Callback] = [self.journal, Relay(place.line)] if self.leads else []
+        self.callbacks: list[Callback] = [self.journal, Relay(info.channel)] if self.leads else []
         self.checkpoints = Checkpoints(self.folder.checkpoints, spec.id, spec.keep)
         self.stop, self._memory = stop, 0
-        station = self.station = RankContext(
-            place,
+        context = self.context = RankContext(
+            info,
             spec,
-            drill=job.attempt == 0 and not place.joining,
+            drill=job.attempt == 0 and not info.joining,
             choices=self.folder.choices() if job.resume and self.leads else {},
         )
-        self.environment = environment.describe(threads, str(station.device))
+        self.environment = environment.describe(threads, str(context.device))
         self.clock, self.task, self.recipe, self.feed = (
-            station.clock,
-            station.task,
-            station.recipe,
-            station.feed,
+            context.clock,
+            context.task,
+            context.recipe,
+            context.feed,
         )
         course: dict[str, Any] = {
             "spec": spec,
-            "schedule": station.schedule,
-            "feed": station.feed,
-            "clock": station.clock,
-            "observers": self.observers,
+            "schedule": context.schedule,
+            "feed": context.feed,
+            "clock": context.clock,
+            "callbacks": self.callbacks,
             "save": self._save,
             "asked_to_stop": lambda: self._signal is not None,
             "leads": self.leads,
-            "worker": station.worker,
-            "gauge": station.gauge,
+            "worker": context.worker,
+            "noise_meter": context.noise_meter,
         }
         self.trainer: Trainer | AsyncTrainer = (
-            AsyncTrainer(**course, gone=lambda: place.line.gone, count=station.count)
-            if station.free
-            else Trainer(**course, transport=station.transport)
+            AsyncTrainer(**course, gone=lambda: info.channel.gone, count=context.count)
+            if context.free
+            else Trainer(**course, transport=context.transport)
         )
         self.here = self._position()
 
@@ -125,27 +125,27 @@ class Session:
             raise StorageError(f"{error}; {how_to_go_on(self.folder)}") from error
         finally:
             self.journal.close()
-            self.station.close()
+            self.context.close()
 
     def _run(self) -> RunRecord | None:
         if self.leads:
             self.folder.reopen(self.spec, self.environment)
-            self.folder.write_choices(self.station.choices)
+            self.folder.write_choices(self.context.choices)
         start = self._start()
-        for observer in self.observers:
-            observer.started(start)
+        for callback in self.callbacks:
+            callback.started(start)
         if self.spec.workers > 1 and self.recipe.momentum and not STRATEGIES[self.spec.strategy].momentum:
             self._say(
                 f"momentum {self.recipe.momentum:g} with {self.spec.strategy}: each worker repeats gradients "
                 "of its own past, which the others have acted upon since, and asynchrony acts like momentum "
                 "by itself; where the loss does not fall, leave it out"
             )
-        if "cut" in self.station.choices:
-            self._say(self.station.choices["cut"])
-        if self.place.joining:
-            self.place.line.joined()
-            self.place.line.tell(("notice", f"worker {self.place.rank} has joined"))
-        self.station.begin()
+        if "cut" in self.context.choices:
+            self._say(self.context.choices["cut"])
+        if self.info.joining:
+            self.info.channel.joined()
+            self.info.channel.tell(("notice", f"worker {self.info.rank} has joined"))
+        self.context.begin()
         self.clock.start(self.clock.totals)  # what was built and opened until here is not training
         try:
             ending = self.trainer.run(self.here)
@@ -169,46 +169,46 @@ class Session:
 
     @property
     def _signal(self) -> int | None:
-        return self.stop.signal or self.place.line.stop
+        return self.stop.signal or self.info.channel.stop
 
     def _position(self) -> Position:
         """Where to begin: at zero, or at the last good checkpoint."""
         job = self.job
-        if self.place.joining:  # the others know where they are
+        if self.info.joining:  # the others know where they are
             self.clock.start()
-            return self.station.position
+            return self.context.position
         saved = None
         if job.resume:
-            saved = choose(self.station, self.folder, self.checkpoints, job.accept, self._say)
+            saved = choose(self.context, self.folder, self.checkpoints, job.accept, self._say)
         if saved is None:
             if job.resume:
                 self._say(f"{job.folder} has no checkpoint yet: starting from the beginning")
             if self.leads:
                 self.folder.keep_steps(0)
             self.clock.start()
-            return self.station.position
+            return self.context.position
         numbers = read(saved.state)
         here = numbers.position
         here.resumed += 1
-        self.station.position = here
-        self.station.worker.load_state(saved.tensors)
-        restore_generators(saved, numbers, self.station)
-        all_loaded(self.place, here.step)  # a resume that fails leaves the folder as it was
+        self.context.position = here
+        self.context.worker.load_state(saved.tensors)
+        restore_generators(saved, numbers, self.context)
+        all_loaded(self.info, here.step)  # a resume that fails leaves the folder as it was
         if self.leads:
             self.folder.keep_steps(here.step)
-        self.clock.start(numbers.clock if self.leads or not self.station.free else None)
-        if job.accept and (self.leads or not self.station.free):
+        self.clock.start(numbers.clock if self.leads or not self.context.free else None)
+        if job.accept and (self.leads or not self.context.free):
             self._save(here)  # from here on it is the changed spec's
         return here
 
     def _save(self, here: Position) -> None:
         self.journal.flush()
-        hardware = self.station.hardware
+        hardware = self.context.hardware
         self._memory = self._memory or hardware.most()  # a checkpoint takes more than training does
-        state = self.station.worker.state()  # all ranks put it together, rank 0 writes it
+        state = self.context.worker.state()  # all ranks put it together, rank 0 writes it
         # where each goes at its own pace no two runs are alike, and only rank 0 is here
         own = random_state(hardware)
-        randoms = [own] if self.station.free else self.place.line.exchange(own)
+        randoms = [own] if self.context.free else self.info.channel.exchange(own)
         if not self.leads:
             return
         tensors = {
@@ -225,14 +225,14 @@ class Session:
         self.checkpoints.save(here.step, {**plainly_named(state), **tensors}, numbers)
 
     def _write_model(self) -> None:
-        tensors = separate(plainly_named(self.station.worker.model.state_dict()))
+        tensors = separate(plainly_named(self.context.worker.model.state_dict()))
         # one entry, because safetensors writes several in any order: the same run is the same file
         metadata = {"manyhands": json.dumps({"task": self.task.name, "run": self.spec.id})}
         write_atomically(self.folder.model, safetensors.torch.save(tensors, metadata))
 
     def _say(self, text: str) -> None:
-        for observer in self.observers:
-            observer.notice(text)
+        for callback in self.callbacks:
+            callback.notice(text)
 
     def _start(self) -> Start:
         here, task, environment_ = self.here, self.task, self.environment
@@ -241,10 +241,10 @@ class Session:
             run=str(self.folder.path),
             spec=self.spec,
             recipe_line=self._recipe_line(),
-            parameters=sum(parameter.numel() for parameter in self.station.worker.model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.context.worker.model.parameters()),
             unit=task.unit,
             train_samples=len(task.train),
-            horizon=min(self.station.horizon, self.spec.samples or self.station.horizon),
+            horizon=min(self.context.horizon, self.spec.samples or self.context.horizon),
             threads=environment_.threads,
             device=environment_.device,
             metric_name=task.metric.name,
@@ -257,18 +257,18 @@ class Session:
 
     def _recipe_line(self) -> str:
         assert self.spec.batch is not None
-        return self.recipe.describe(self.station.update, self.feed.order.n, self.station.horizon)
+        return self.recipe.describe(self.context.update, self.feed.order.n, self.context.horizon)
 
     def _finish(self, status: Status, message: str | None = None) -> RunRecord | None:
         """Write the record and tell everyone; None at all ranks but 0, which only report to it."""
         spec, here, start = self.spec, self.here, self._start()
-        traffic = {name: asdict(each) for name, each in self.station.traffic.traffic.items()}
+        traffic = {name: asdict(each) for name, each in self.context.traffic.traffic.items()}
         share = WorkShare(samples=self.feed.read_so_far, steps=here.step)
-        hardware, pacer = self.station.hardware, self.trainer.pacer
+        hardware, step_timer = self.context.hardware, self.trainer.step_timer
         hardware.synchronize()  # what it still has to do is a part of the run
         peak = (hardware.most(), self._memory or hardware.most(), environment.peak_memory())
-        mine = Report(self.clock.stopped(), *peak, traffic, share, pacer.pace, pacer.traced)
-        reports: list[Report | None] = self.place.line.exchange(mine)
+        mine = Report(self.clock.stopped(), *peak, traffic, share, step_timer.pace, step_timer.traced)
+        reports: list[Report | None] = self.info.channel.exchange(mine)
         if not self.leads:
             return None
         known = [report for report in reports if report is not None]
@@ -304,7 +304,7 @@ class Session:
             curve=[Evaluation(**point) for point in here.curve],
             phases=[report.phases if report else {} for report in reports],
             traffic=[report.traffic if report else {} for report in reports],
-            hosts=list(self.place.hosts),
+            hosts=list(self.info.hosts),
             shares=keeper.shares if keeper else [report.share for report in known],
             staleness=dict(sorted(keeper.staleness.items())) if keeper else {},
             lost=keeper.lost if keeper else [],
@@ -313,18 +313,18 @@ class Session:
             memory_of=hardware.memory_of,
             host_memory=max(r.host_memory for r in known) if hardware.memory_of == "device" else None,
             pace=[report.pace if report else None for report in reports],
-            steady_samples_per_second=(keeper.pacer if keeper else pacer).samples_per_second,
+            steady_samples_per_second=(keeper.step_timer if keeper else step_timer).samples_per_second,
             timeline=timeline(
                 [report.traced if report else [] for report in reports],
-                list(self.place.hosts),
+                list(self.info.hosts),
                 together=keeper is None,
             ),
-            noise=self.station.gauge.noise,
-            choices=self.station.choices,
+            noise=self.context.noise_meter.noise,
+            choices=self.context.choices,
             resumed=here.resumed,
             environment=self.environment,
         )
         self.folder.write_record(record)
-        for observer in self.observers:
-            observer.ended(record)
+        for callback in self.callbacks:
+            callback.ended(record)
         return record

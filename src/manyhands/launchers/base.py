@@ -49,7 +49,7 @@ class Launcher(Protocol):
         """Begin with what takes long and will be needed, if anything; returns at once."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
     ) -> list[Any]:
         """Run the function once a worker and return what each of them returned, by rank.
 

@@ -23,7 +23,7 @@ class InlineLauncher:
         """Nothing takes long."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
     ) -> list[Any]:
         """Run the one worker and return its result in a list; what it tells is heard at once.
 
@@ -31,7 +31,7 @@ class InlineLauncher:
         """
         if workers != 1:
             raise UsageError(f"the inline launcher runs 1 worker, not {workers}")
-        return [function(RankInfo(line=NullChannel(care.hear)), *arguments)]
+        return [function(RankInfo(channel=NullChannel(supervision.hear)), *arguments)]
 
     def executor(self, workers: int) -> Executor:
         """An executor whose calls are done when `submit` returns."""

@@ -14,7 +14,7 @@ from manyhands.launchers.processes.executor import WorkerExecutor
 from manyhands.launchers.processes.local_processes import LocalProcesses, fork_server
 from manyhands.launchers.supervision import launch
 
-# By name: a launcher knows nothing of what is computed. The first optimiser that a process makes imports the
+# By name: a launcher knows nothing of what is computed. The first optimizer that a process makes imports the
 # second one, which takes as long as torch itself: once here instead of in every worker.
 PRELOAD = ("manyhands.engine.session", "torch._dynamo")
 
@@ -35,14 +35,14 @@ class LocalLauncher:
         fork_server(self._preload)
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
     ) -> list[Any]:
         """Run the function once a worker and return what each of them returned, by rank."""
 
         def crew(hub: ControlServer, logs: Path | None) -> LocalProcesses:
             return LocalProcesses(hub, self._preload, self._hosts, logs)
 
-        return launch.launch("local", crew, function, workers, arguments, care)
+        return launch.launch("local", crew, function, workers, arguments, supervision)
 
     def executor(self, workers: int) -> Executor:
         """A process a call at a time, used again for later ones; a call that crashes fails alone."""

@@ -52,14 +52,14 @@ class MpiLauncher:
         """Every rank imports for itself."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
     ) -> list[Any]:
         """Run the function once a rank and return what each of them returned, by rank."""
 
         def crew(hub: ControlServer, logs: Path | None) -> MpiProcesses:
-            return MpiProcesses(self._mpirun, hub, logs, continuous=bool(care.spare))
+            return MpiProcesses(self._mpirun, hub, logs, continuous=bool(supervision.spare))
 
-        return launch.launch("mpi", crew, function, workers, arguments, care)
+        return launch.launch("mpi", crew, function, workers, arguments, supervision)
 
     def executor(self, workers: int) -> Executor:
         """The ranks of one mpirun, which goes on when one of them crashes."""

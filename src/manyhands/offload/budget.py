@@ -33,9 +33,9 @@ def gradients_to_come(module: nn.Module) -> int:
 
 
 class Others:
-    """What a worker holds beside activations: parameters, gradients, an optimiser's memory, the program.
+    """What a worker holds beside activations: parameters, gradients, an optimizer's memory, the program.
 
-    Before the first step an optimiser is taken to remember as much as the parameters are; afterwards it is
+    Before the first step an optimizer is taken to remember as much as the parameters are; afterwards it is
     seen. Where a step took more than the budget, though the plan said it would not, the difference is added.
     """
 

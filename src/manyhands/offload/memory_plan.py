@@ -1,4 +1,4 @@
-"""What to keep, recompute and move so that a memory budget holds at the least time: a dynamic programme.
+"""What to keep, recompute and move so that a memory budget holds at the least time: a dynamic program.
 
 A model is a row of units. Each is kept (its saved tensors stay), moved (they leave and come back), or part of
 a segment that is recomputed from its inputs, which are kept or moved. What is kept before a unit is there
@@ -6,7 +6,7 @@ while the unit works, forward and backward; what comes behind it is not yet, or 
 
     kept so far + what the unit works with + what is fetched ahead  <=  budget          for every unit
 
-and the state of the programme is what is kept so far and what is moved so far, in steps of a grid (rounded
+and the state of the program is what is kept so far and what is moved so far, in steps of a grid (rounded
 up, so that the budget holds), and whether the last segment left its outputs to nobody.
 """
 

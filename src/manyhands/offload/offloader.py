@@ -53,7 +53,7 @@ class Offload:
         folder: str | None = None,
         choices: dict[str, Any] | None = None,
         *,
-        remembered: int | None = None,  # bytes of an optimiser's memory that are still to come
+        remembered: int | None = None,  # bytes of an optimizer's memory that are still to come
         device: Device = HOST,
     ) -> None:
         self._mode, self._memory, self._folder = mode, memory, folder
@@ -91,7 +91,7 @@ class Offload:
             return self._through(way, tape, inputs, steer=self._mode == "auto")
 
     def _learnt(self, module: nn.Module) -> bool:
-        """Whether the plan was made for less than there is: passes in flight, an optimiser, kernels."""
+        """Whether the plan was made for less than there is: passes in flight, an optimizer, kernels."""
         if self._memory is None or self._mode != "auto":
             return False
         passes, self._passes = self._passes, max(self._passes, len(self._tapes) + 1)

@@ -1,4 +1,4 @@
-"""A recipe turns a batch size into an optimiser and a learning-rate schedule; these are the known ones."""
+"""A recipe turns a batch size into an optimizer and a learning-rate schedule; these are the known ones."""
 
 from __future__ import annotations
 

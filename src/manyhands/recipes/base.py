@@ -1,4 +1,4 @@
-"""A recipe: the plain numbers from which a batch size becomes an optimiser and a schedule."""
+"""A recipe: the plain numbers from which a batch size becomes an optimizer and a schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFERENCE_BATCH = 256  # the batch a recipe's `lr` is meant for: one server of e
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What the optimiser is and how its rate follows from the batch: plain values, fit to be recorded.
+    """What the optimizer is and how its rate follows from the batch: plain values, fit to be recorded.
 
     `lr` is the rate at a batch of 256; `warmup` is in epochs; `milestones` are fractions of the run.
     `momentum` belongs to sgd and lars, `nesterov` to sgd, the betas to adam, adamw and lamb, `coefficient` to

@@ -3,7 +3,7 @@
 Both take `norms`, the one place where a whole layer is looked at: where a worker holds only slices of the
 layers, a strategy passes a function that sums the squares over all workers. It is called once a step for each
 layerwise group and with the same number of tensors everywhere, so a worker without a share of a layer must
-hold an empty slice of it. Groups marked `layerwise=False` (biases, normalisation) take plain steps.
+hold an empty slice of it. Groups marked `layerwise=False` (biases, normalization) take plain steps.
 """
 
 from __future__ import annotations

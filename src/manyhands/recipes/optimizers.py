@@ -1,4 +1,4 @@
-"""From a recipe and named tensors to a torch optimiser, with no weight decay where it does harm."""
+"""From a recipe and named tensors to a torch optimizer, with no weight decay where it does harm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from manyhands.core.errors import UsageError
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.layerwise import Lamb, Lars, Norms, local_norms
 
-NORMALISATIONS = (
-    nn.modules.batchnorm._NormBase,  # batch, synchronised batch and instance normalisation
+NORMALIZATIONS = (
+    nn.modules.batchnorm._NormBase,  # batch, synchronized batch and instance normalization
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,
@@ -29,7 +29,7 @@ def has_sparse_gradients(module: nn.Module) -> bool:
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """The names of all biases, of all parameters of normalisation layers and of those with sparse gradients.
+    """The names of all biases, of all parameters of normalization layers and of those with sparse gradients.
 
     The last ones because a decay would write to every row where a step is to write to a few; they are spared
     under every strategy, also one that makes their gradients dense, so that all of them learn the same.
@@ -38,7 +38,7 @@ def undecayed(model: nn.Module) -> set[str]:
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if isinstance(module, NORMALISATIONS) or has_sparse_gradients(module) or _is_bias(name)
+        if isinstance(module, NORMALIZATIONS) or has_sparse_gradients(module) or _is_bias(name)
     }
     # by identity first, so that a tied parameter is spared under each of its names
     everything = model.named_parameters(remove_duplicate=False)
@@ -52,7 +52,7 @@ def build(
     norms: Norms = local_norms,
     sparse: Collection[str] = (),
 ) -> Optimizer:
-    """The recipe's optimiser over these tensors, in a decayed and an undecayed group (an empty one left out).
+    """The recipe's optimizer over these tensors, in a decayed and an undecayed group (an empty one left out).
 
     Frozen parameters are left out and tied ones taken once. Plain tensors are taken as they are: slices of a
     flat buffer need no autograd, only their `.grad`. A group's `names` run parallel to its `params`. The rate

@@ -11,7 +11,7 @@ PHASES = (
     "backward",
     "communication",
     "wait",
-    "optimiser",
+    "optimizer",
     "evaluation",
     "checkpoint",
     "other",

@@ -19,7 +19,7 @@ Status = Literal["finished", "target", "interrupted", "diverged"]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One optimiser step: a line of steps.jsonl."""
+    """One optimizer step: a line of steps.jsonl."""
 
     step: int  # 1 is the first
     epoch: int  # 0 is the first

@@ -47,7 +47,7 @@ MOST: dict[str, int] = {
 class RunSpec(BaseModel):
     """Everything that decides what a run computes. `None` means: the task decides.
 
-    Only `batch` counts samples of the optimiser's step, and it is global (law 1): it is divided over
+    Only `batch` counts samples of the optimizer's step, and it is global (law 1): it is divided over
     `workers` and, in each of them, over `accumulate` micro-batches.
     """
 

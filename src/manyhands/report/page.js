@@ -8,7 +8,7 @@
   const count = { drawn: 0, failed: 0 };
   window.manyhands = { count, data }; // for whoever looks at this page by program
 
-  // Light or dark: colours are CSS variables, so that charts follow without being drawn again.
+  // Light or dark: colors are CSS variables, so that charts follow without being drawn again.
   const store = (() => { try { return window.localStorage; } catch { return null; } })();
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const chosen = () => { try { return store && store.getItem("manyhands-theme"); } catch { return null; } };

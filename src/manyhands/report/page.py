@@ -150,8 +150,8 @@ def _data(drawn: list[_Drawn]) -> str:
     )
     panels = [_panel(panel) for each in drawn for panel in each.figure.panels]
     content = json.dumps({"config": config, "panels": panels}, separators=(",", ":"), ensure_ascii=False)
-    for colour, variable in palette.VARIABLES.items():
-        content = content.replace(f'"{colour}"', f'"{variable}"')
+    for color, variable in palette.VARIABLES.items():
+        content = content.replace(f'"{color}"', f'"{variable}"')
     return content.replace("<", "\\u003c")  # so that nothing in it ends the script
 
 

@@ -1,13 +1,13 @@
-"""Colours, shapes and dashes that stay apart for the colour-blind, and the look all charts share."""
+"""Colors, shapes and dashes that stay apart for the color-blind, and the look all charts share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-# Okabe and Ito (2008), its black a grey and its yellow darkened so that both are seen on white and on black.
+# Okabe and Ito (2008), its black a gray and its yellow darkened so that both are seen on white and on black.
 NEUTRAL = "#7a7a7a"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
 
@@ -15,7 +15,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
 PHASES = {
     "forward": "#56b4e9",
     "backward": "#0072b2",
-    "optimiser": "#009e73",
+    "optimizer": "#009e73",
     "communication": "#d55e00",
     "wait": "#e69f00",
     "data": "#cc79a7",
@@ -23,13 +23,13 @@ PHASES = {
     "evaluation": "#c4c4c4",
     "checkpoint": "#b0a090",
 }
-HEAT = ("#0b3c6f", "#2e7ebc", "#8fc1e3", "#e6eef5")  # quick to slow, read in grey too
+HEAT = ("#0b3c6f", "#2e7ebc", "#8fc1e3", "#e6eef5")  # quick to slow, read in gray too
 
 INK, QUIET, LINE, PAPER = "#1d2126", "#5d6670", "#dfe3e8", "#ffffff"
 FONT = "Inter, 'Source Sans 3', 'Segoe UI', 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 
 
-# On the page colours are variables of its style: light, dark and print differ, and no chart is drawn again.
+# On the page colors are variables of its style: light, dark and print differ, and no chart is drawn again.
 VARIABLES = {
     NEUTRAL: "var(--neutral)",
     "#0072b2": "var(--blue)",
@@ -39,7 +39,7 @@ VARIABLES = {
     "#e69f00": "var(--orange)",
     "#56b4e9": "var(--sky)",
     "#8c6d1f": "var(--brown)",
-    "#9a9a9a": "var(--grey)",
+    "#9a9a9a": "var(--gray)",
     QUIET: "var(--quiet)",
     INK: "var(--ink)",
 }
@@ -48,22 +48,22 @@ VARIABLES = {
 class Look(NamedTuple):
     """How one name is drawn, the same in every chart of a report."""
 
-    colour: str
+    color: str
     shape: str
     dash: list[int]
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for every name; `single`, what all are compared with, is the grey one."""
+    """A look for every name; `single`, what all are compared with, is the gray one."""
     found: dict[str, Look] = {}
     taken = 0
     for name in dict.fromkeys(names):
         if name == "single":
             found[name] = Look(NEUTRAL, "circle", [1, 0])
             continue
-        turn = taken // len(COLOURS)  # a second time round the colours the shapes are shifted by some
+        turn = taken // len(COLORS)  # a second time round the colors the shapes are shifted by some
         found[name] = Look(
-            COLOURS[taken % len(COLOURS)],
+            COLORS[taken % len(COLORS)],
             SHAPES[(taken + 1 + 3 * turn) % len(SHAPES)],
             DASHES[turn % len(DASHES)],
         )
@@ -79,7 +79,7 @@ def config(
     paper: str = PAPER,
     background: str = PAPER,
 ) -> dict[str, Any]:
-    """The theme in Vega-Lite's words; the page gives CSS variables for the colours."""
+    """The theme in Vega-Lite's words; the page gives CSS variables for the colors."""
     small, plain = 11, 12
     return {
         "background": background,
@@ -133,12 +133,12 @@ def config(
 
 
 def domain(names: Sequence[str], known: dict[str, Look]) -> tuple[list[str], list[str], list[str], list[Any]]:
-    """The names in the order of the looks, with their colours, shapes and dashes."""
+    """The names in the order of the looks, with their colors, shapes and dashes."""
     order = [name for name in known if name in set(names)]
     drawn = [known[name] for name in order]
     return (
         order,
-        [look.colour for look in drawn],
+        [look.color for look in drawn],
         [look.shape for look in drawn],
         [look.dash for look in drawn],
     )

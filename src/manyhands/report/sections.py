@@ -133,7 +133,7 @@ def strategies(findings: Findings) -> str:
     if len(findings.variants) < 2:
         return ""
     boxes = "".join(
-        f'<label style="--look: {palette.VARIABLES.get(look.colour, look.colour)}"><input type="checkbox" '
+        f'<label style="--look: {palette.VARIABLES.get(look.color, look.color)}"><input type="checkbox" '
         f'value="{text(name)}" checked autocomplete="off"><span class="swatch" aria-hidden="true"></span>'
         f"{text(name)}</label>"
         for name, look in findings.looks.items()

@@ -172,7 +172,7 @@ def _check_strategy(spec: RunSpec) -> None:
     elasticity = spec.strategy_options.get("elasticity")
     if spec.strategy == "average" and elasticity is not None and float(elasticity) * spec.workers > 1:
         raise UsageError(
-            f"strategy average: elasticity {elasticity} of {spec.workers} workers moves their centre further "
+            f"strategy average: elasticity {elasticity} of {spec.workers} workers moves their center further "
             f"than they are away from it: at most {1 / spec.workers:.3g}"
         )
     if spec.strategy == "sharded" and spec.transport not in ("torch", "solo"):

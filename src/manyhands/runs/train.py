@@ -59,19 +59,19 @@ def train(
     from manyhands.callbacks import progress, tracking
 
     settings = with_rate(settings, lr)
-    observers: list[Callback] = [Callback() if quiet or not leads() else progress.for_people()]
-    observers += [tracking.member(name) for name in track if leads()]
-    with BackgroundCallbacks(observers) as followers:
+    callbacks: list[Callback] = [Callback() if quiet or not leads() else progress.for_people()]
+    callbacks += [tracking.member(name) for name in track if leads()]
+    with BackgroundCallbacks(callbacks) as followers:
         if resume and task not in TASKS and ".py" not in task:
             return resume_folder(
-                Path(task), settings, allow_changes=allow_changes, trust=trust, observers=followers
+                Path(task), settings, allow_changes=allow_changes, trust=trust, callbacks=followers
             )
         if settings.get("workers") == "auto":
             spec = _automatic(task, settings, followers.notice)
         else:
             spec = RunSpec.of(task=task, **arrange(settings))
         folder = Path(out) if out else None
-        return run(spec, out=folder, resume=resume, allow_changes=allow_changes, observers=followers)
+        return run(spec, out=folder, resume=resume, allow_changes=allow_changes, callbacks=followers)
 
 
 def _automatic(task: str, settings: dict[str, Any], notice: Callable[[str], None]) -> RunSpec:
@@ -108,7 +108,7 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     allow_changes: bool = False,
-    observers: Sequence[Callback] | BackgroundCallbacks = (),
+    callbacks: Sequence[Callback] | BackgroundCallbacks = (),
 ) -> RunRecord:
     """Carry out a spec in a folder of its own (or continue it there) and return the record.
 
@@ -124,7 +124,7 @@ def run(
     if not launcher.leads:
         return _follow(spec, launcher)
     folder = RunFolder(_choose(spec, out, resume))
-    with BackgroundCallbacks.of(observers) as followers:
+    with BackgroundCallbacks.of(callbacks) as followers:
         if resume and out is None and not folder.exists():
             followers.notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
         return _carry_out(spec, launcher, folder, resume and folder.exists(), allow_changes, followers)
@@ -136,7 +136,7 @@ def resume_folder(
     *,
     allow_changes: bool = False,
     trust: bool = False,
-    observers: Sequence[Callback] | BackgroundCallbacks = (),
+    callbacks: Sequence[Callback] | BackgroundCallbacks = (),
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(usable(path))
@@ -150,7 +150,7 @@ def resume_folder(
     settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
     spec = stored.replace(**settings)
     check(spec)
-    with BackgroundCallbacks.of(observers) as followers:
+    with BackgroundCallbacks.of(callbacks) as followers:
         if leads():
             vouch(folder, stored, signed or trust, followers.notice)
         launcher = _launcher(spec)
@@ -314,11 +314,16 @@ def _with_restarts(
     from manyhands.engine.checkpoint.resume import how_to_go_on
     from manyhands.engine.session import work
 
-    care = Supervision(followers.hear, followers.notice, folder.path / "logs", spec.timeout, *_losses(spec))
+    supervision = Supervision(
+        followers.hear, followers.notice, folder.path / "logs", spec.timeout, *_losses(spec)
+    )
     for attempt in itertools.count():
         try:
             records: list[RunRecord] = launcher.launch(
-                work, spec.ranks, replace(job, resume=job.resume or attempt > 0, attempt=attempt), care=care
+                work,
+                spec.ranks,
+                replace(job, resume=job.resume or attempt > 0, attempt=attempt),
+                supervision=supervision,
             )
             return records[0]
         except WorkerFailedError as error:

@@ -211,7 +211,7 @@ def _rehearse(spec: RunSpec, steps: int) -> Probe:
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
     with StopRequest() as stop:
         found: Probe = launcher.launch(
-            probe, spec.ranks, spec, steps, care=Supervision(timeout=spec.timeout)
+            probe, spec.ranks, spec, steps, supervision=Supervision(timeout=spec.timeout)
         )[0]
     if stop.signal is not None:  # a few steps are made to their end, and no more are begun
         name = signal.Signals(stop.signal).name
@@ -250,11 +250,11 @@ def _reasons(spec: RunSpec, ours: Probe, skipped: set[str]) -> list[str]:
             f"batch computes something else; the reference takes the same {parts} parts one by one{left_out}"
         )
     elif skipped:
-        synchronised = " (with --sync-batchnorm all of it is comparable)" * (spec.strategy == "allreduce")
+        synchronized = " (with --sync-batchnorm all of it is comparable)" * (spec.strategy == "allreduce")
         reasons.append(
             f"{ours.batch_norms} batch norms look at each worker's own share, so one worker with the whole "
             f"batch computes something else; the reference takes the same {spec.workers} shares one by "
-            f"one, and running statistics are left out{synchronised}"
+            f"one, and running statistics are left out{synchronized}"
         )
     if ours.dropouts:
         reasons.append(

@@ -20,7 +20,7 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "allreduce": Strategy(
         "manyhands.strategies.data_parallel.allreduce:allreduce",
-        "synchronous data parallelism: every worker a share of each batch, gradients summed",
+        "synchronous data parallelizm: every worker a share of each batch, gradients summed",
     ),
     "average": Strategy(
         "manyhands.strategies.local_sgd.average:Average",
@@ -51,6 +51,6 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "sharded": Strategy(
         "manyhands.strategies.sharded.worker:sharded",
-        "parameters, gradients and optimiser in shards, gathered layer by layer (FSDP)",
+        "parameters, gradients and optimizer in shards, gathered layer by layer (FSDP)",
     ),
 }

@@ -1,7 +1,7 @@
 """The interface of a strategy: a worker makes one step of a global batch, and the seams it works through.
 
 A strategy never looks at a clock (law 7). It computes through `Compute`, exchanges through a transport and
-updates through an optimiser; whoever wants to know what these cost wraps them from outside:
+updates through an optimizer; whoever wants to know what these cost wraps them from outside:
 
     forward, backward, clip, update  ->  Compute     (wrapped by `TimedCompute`)
     communication, wait              ->  Transport   (wrapped by the transports' wrappers)
@@ -87,7 +87,7 @@ class Compute:
         clip_grads_with_norm_(held, bound, norm(gradients))
 
     def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
-        """Take one optimiser step, and forget the gradients unless they live in memory of the strategy's."""
+        """Take one optimizer step, and forget the gradients unless they live in memory of the strategy's."""
         optimizer.step()
         if forget:
             optimizer.zero_grad()

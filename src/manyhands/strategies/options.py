@@ -30,7 +30,7 @@ class AverageOptions:
     outer: Outer = "mean"
     outer_lr: float = 0.7  # of nesterov, as in DiLoCo
     outer_momentum: float = 0.9
-    elasticity: float | None = None  # of elastic: how far a worker and the centre move to each other
+    elasticity: float | None = None  # of elastic: how far a worker and the center move to each other
     average_optimizer: bool | None = None  # the optimizer's state too; none: with mean, not with nesterov
 
     @property

@@ -45,7 +45,7 @@ class Single(Replicated):
         return Outcome(mean, votes())
 
     def state(self) -> dict[str, Tensor]:
-        """The model's and the optimiser's tensors."""
+        """The model's and the optimizer's tensors."""
         return state.pack(self.model, self._optimizer)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ Part = Callable[[str, Tensor], Tensor]
 def pack(model: nn.Module, optimizer: Optimizer, whole: Whole = dict) -> dict[str, Tensor]:
     """Name every tensor that a step reads and writes.
 
-    Where workers hold slices of the optimiser's state, `whole` puts the slices of one kind together.
+    Where workers hold slices of the optimizer's state, `whole` puts the slices of one kind together.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in _named(optimizer):
@@ -30,7 +30,7 @@ def pack(model: nn.Module, optimizer: Optimizer, whole: Whole = dict) -> dict[st
 
 
 def kinds(optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
-    """What an optimiser remembers of the parameters, in their shapes: by kind, then by parameter."""
+    """What an optimizer remembers of the parameters, in their shapes: by kind, then by parameter."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in _named(optimizer):
         for what, value in optimizer.state.get(parameter, {}).items():
@@ -46,7 +46,7 @@ def _everything(name: str, tensor: Tensor) -> Tensor:
 def unpack(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, part: Part = _everything
 ) -> None:
-    """Put a packed state into a model and an optimiser of the same shapes, or this worker's `part` of it."""
+    """Put a packed state into a model and an optimizer of the same shapes, or this worker's `part` of it."""
     unpack_model(tensors, model)
     unpack_optimizer(tensors, optimizer, part)
 
@@ -65,7 +65,7 @@ def unpack_model(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 def unpack_optimizer(tensors: Mapping[str, Tensor], optimizer: Optimizer, part: Part = _everything) -> None:
-    """Put a packed state's memory, or this worker's part of it, into an optimiser of the same parameters."""
+    """Put a packed state's memory, or this worker's part of it, into an optimizer of the same parameters."""
     remembered: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer/"):

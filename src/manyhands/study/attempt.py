@@ -38,7 +38,7 @@ def is_settled(path: Path) -> bool:
     return record is not None and record.status in SETTLED
 
 
-def attempt(spec: RunSpec, path: Path, observer: Callback) -> RunRecord:
+def attempt(spec: RunSpec, path: Path, callback: Callback) -> RunRecord:
     """Run a spec in this folder, or go on there with what a study that was stopped has left."""
     from manyhands.runs.resolve import resolve
 
@@ -55,7 +55,7 @@ def attempt(spec: RunSpec, path: Path, observer: Callback) -> RunRecord:
     if path.exists() and not _can_go_on(folder, resolved):
         shutil.rmtree(path)
     try:
-        return run(spec, out=path, resume=True, observers=[observer])
+        return run(spec, out=path, resume=True, callbacks=[callback])
     except DivergedError:
         record = folder.record()
         assert record is not None

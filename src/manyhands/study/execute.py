@@ -36,7 +36,7 @@ class StudyView(Protocol):
 
     def begun(self, sheet: StudyState, folder: Path) -> None: ...
 
-    def observer(self, entry: CellState) -> Callback: ...
+    def callback(self, entry: CellState) -> Callback: ...
 
     def changed(self, entry: CellState) -> None: ...
 
@@ -235,7 +235,7 @@ class Execution:
         self._tidy(done.run)
 
     def _attempt(self, entry: CellState, name: str) -> RunRecord:
-        return attempt(apart(entry.cell.spec), self._folder.path / name, self._view.observer(entry))
+        return attempt(apart(entry.cell.spec), self._folder.path / name, self._view.callback(entry))
 
     def _outcome(
         self, entry: CellState, name: str, result: Callable[[], RunRecord], tried: bool = False

@@ -23,10 +23,10 @@ class Guarded:
         """Passed on."""
         self._show(lambda view: view.begun(sheet, folder))
 
-    def observer(self, entry: CellState) -> Callback:
+    def callback(self, entry: CellState) -> Callback:
         """Its own, or nobody."""
         found: list[Callback] = []
-        self._show(lambda view: found.append(view.observer(entry)))
+        self._show(lambda view: found.append(view.callback(entry)))
         return found[0] if found else Callback()
 
     def changed(self, entry: CellState) -> None:

@@ -37,7 +37,7 @@ class NoView:
     def begun(self, sheet: StudyState, folder: Path) -> None:
         """Nothing."""
 
-    def observer(self, entry: CellState) -> Callback:
+    def callback(self, entry: CellState) -> Callback:
         """Nobody."""
         return Callback()
 
@@ -69,7 +69,7 @@ class LineByLine:
         self._sheet, self._count = sheet, len(sheet.entries) - len(sheet.of("excluded"))
         self.say(headline(sheet, folder))
 
-    def observer(self, entry: CellState) -> Callback:
+    def callback(self, entry: CellState) -> Callback:
         """One that passes notices on."""
         return _Watcher(self.say, lambda note: None)
 
@@ -124,7 +124,7 @@ class LiveTable:
         self._count()
         self._draw()
 
-    def observer(self, entry: CellState) -> Callback:
+    def callback(self, entry: CellState) -> Callback:
         """One that keeps the line of a running cell."""
         return _Watcher(self.say, partial(self.note, entry))
 

@@ -80,7 +80,7 @@ class Scale(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Scale a batch; the result has the dtype this module was moved to."""
-        # three times as fast as `addcmul`, which does not vectorise over a broadcast
+        # three times as fast as `addcmul`, which does not vectorize over a broadcast
         return (pixels.to(self.factor.dtype) * self.factor).add_(self.offset)
 
 

@@ -15,7 +15,7 @@ from manyhands.core.registry import Count, Fraction
 from manyhands.data.image_files import find_classes, find_split
 from manyhands.data.image_folder import ImageFolder
 from manyhands.data.transforms import (
-    CentreCrop,
+    CenterCrop,
     RandomFlip,
     RandomResizedCrop,
     Resize,
@@ -99,7 +99,7 @@ def imagenet_resnet50(
 
 def _plain(size: int) -> Transform:
     """How a test image is looked at: its middle, 224 of 256 pixels where the size is 224."""
-    return compose(Resize(round(size * 256 / 224)), CentreCrop(size))
+    return compose(Resize(round(size * 256 / 224)), CenterCrop(size))
 
 
 def _splits(

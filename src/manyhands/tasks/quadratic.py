@@ -1,4 +1,4 @@
-"""The closed-form oracle: a quadratic whose minimiser and every SGD iterate can be computed by hand.
+"""The closed-form oracle: a quadratic whose minimizer and every SGD iterate can be computed by hand.
 
 Sample i pulls the parameters w towards a point a_i with the stiffness h of each coordinate:
 
@@ -58,7 +58,7 @@ def sgd_iterates(batches: list[Array], h: Array, rates: list[float], momentum: f
 
 
 def quadratic(*, n: Count = 1000, dimensions: Count = 10, condition: Annotated[float, Ge(1)] = 10.0) -> Task:
-    """A quadratic bowl over n random points: its minimiser is their mean."""
+    """A quadratic bowl over n random points: its minimizer is their mean."""
     samples = torch.from_numpy(points(n, dimensions))
     h = torch.from_numpy(stiffness(dimensions, condition))
     best = samples.mean(dim=0)

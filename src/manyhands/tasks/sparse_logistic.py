@@ -69,9 +69,9 @@ def draw(n: int, features: int, nonzeros: int, noise: float = 0.0) -> Drawn:
     values = generator.standard_normal((n, nonzeros), dtype=np.float32)
     flipped = generator.random(n) < noise
     indptr = np.arange(n + 1, dtype=np.int64) * nonzeros
-    unlabelled = SparseData(indptr, indices.ravel(), values.ravel(), np.zeros(n, dtype=np.int64), features)
-    targets = (margins(separator(features), 0.0, unlabelled) > 0) ^ flipped
-    return Drawn(SparseData(indptr, unlabelled.indices, unlabelled.values, targets * 1, features), flipped)
+    unlabeled = SparseData(indptr, indices.ravel(), values.ravel(), np.zeros(n, dtype=np.int64), features)
+    targets = (margins(separator(features), 0.0, unlabeled) > 0) ^ flipped
+    return Drawn(SparseData(indptr, unlabeled.indices, unlabeled.values, targets * 1, features), flipped)
 
 
 def _generator(*numbers: int) -> np.random.Generator:

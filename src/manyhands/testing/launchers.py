@@ -110,7 +110,7 @@ class LauncherSuite:
         """All of it before the launch returns, and everybody's exchanged values by rank."""
         for size in self.sizes:
             heard: list[tuple[int, int]] = []
-            values = self.launcher().launch(chat, size, 200, care=Supervision(hear=heard.append))
+            values = self.launcher().launch(chat, size, 200, supervision=Supervision(hear=heard.append))
             for rank in range(size):
                 assert [number for teller, number in heard if teller == rank] == list(range(200))
             assert len(heard) == 200 * size
@@ -152,12 +152,12 @@ class WorkerGroupSuite(LauncherSuite):
         assert not left
 
     def fails(
-        self, size: int, function: Any, *arguments: Any, care: Supervision = PLAIN
+        self, size: int, function: Any, *arguments: Any, supervision: Supervision = PLAIN
     ) -> WorkerFailedError:
         """Launch what will fail, and return how; always long before the others would have ended."""
         begun = time.monotonic()
         with pytest.raises(WorkerFailedError) as caught:
-            self.launcher().launch(function, size, *arguments, care=care)
+            self.launcher().launch(function, size, *arguments, supervision=supervision)
         assert time.monotonic() - begun < SOON
         return caught.value
 
@@ -178,7 +178,7 @@ class WorkerGroupSuite(LauncherSuite):
     def test_a_worker_that_raises_is_named(self, tmp_path: Path) -> None:
         """With what it raised, where, what the others were doing, and where the rest is written."""
         logs = tmp_path / "logs"
-        error = self.fails(3, fail, 1, care=Supervision(logs=logs))
+        error = self.fails(3, fail, 1, supervision=Supervision(logs=logs))
         lines = str(error).splitlines()
         assert error.rank == 1
         assert re.fullmatch(
@@ -226,14 +226,14 @@ class WorkerGroupSuite(LauncherSuite):
 
     def test_a_worker_that_hangs_is_named(self) -> None:
         """With where it stands."""
-        error = self.fails(2, hang_in_data, care=Supervision(timeout=1))
+        error = self.fails(2, hang_in_data, supervision=Supervision(timeout=1))
         assert re.match(r"worker 1 of 2 \(.*\) has been hanging for \S+ s at step 5, in data\n", str(error))
         assert "in hang_in_data" in str(error)
         assert "worker 0 was waiting in all_reduce 12; it was stopped after" in str(error)
 
     def test_a_worker_that_is_stopped_is_named(self) -> None:
         """And killed, although it cannot hear us."""
-        error = self.fails(2, leave, "SIGSTOP", care=Supervision(timeout=1))
+        error = self.fails(2, leave, "SIGSTOP", supervision=Supervision(timeout=1))
         assert re.match(
             r"worker 1 of 2 \(.*\) has been stopped \(SIGSTOP\) for \S+ s at step 1,204", str(error)
         )
@@ -242,8 +242,8 @@ class WorkerGroupSuite(LauncherSuite):
     def test_one_that_is_spare_may_be_lost(self, how: str) -> None:
         """The others go on, exchange without it, and know that it is gone."""
         lost: list[tuple[int, str]] = []
-        care = Supervision(timeout=1, spare=frozenset({1, 2}), lost=lambda *what: lost.append(what))
-        *others, none = self.launcher().launch(lose_the_last, 3, how, care=care)
+        supervision = Supervision(timeout=1, spare=frozenset({1, 2}), lost=lambda *what: lost.append(what))
+        *others, none = self.launcher().launch(lose_the_last, 3, how, supervision=supervision)
         for one in others:
             assert (one["before"], one["during"], one["after"]) == ([0, 1, 2], [0, 1, None], [0, 1, None])
             assert one["gone"] == {2}
@@ -256,7 +256,7 @@ class WorkerGroupSuite(LauncherSuite):
 
     def test_one_that_is_not_spare_may_not(self) -> None:
         """Although others are."""
-        error = self.fails(3, lose_the_last, "SIGKILL", care=Supervision(spare=frozenset({0, 1})))
+        error = self.fails(3, lose_the_last, "SIGKILL", supervision=Supervision(spare=frozenset({0, 1})))
         assert error.rank == 2
 
     def test_a_signal_reaches_all_workers_as_a_request(self) -> None:
@@ -268,7 +268,7 @@ class WorkerGroupSuite(LauncherSuite):
             if len(ready) == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        answers = self.launcher().launch(until_stopped, 2, True, care=Supervision(hear=hear))
+        answers = self.launcher().launch(until_stopped, 2, True, supervision=Supervision(hear=hear))
         assert answers == [signal.SIGTERM, signal.SIGTERM]
 
     def test_a_second_signal_ends_all_at_once(self) -> None:
@@ -280,7 +280,7 @@ class WorkerGroupSuite(LauncherSuite):
 
         begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            self.launcher().launch(until_stopped, 2, False, care=Supervision(hear=hear))
+            self.launcher().launch(until_stopped, 2, False, supervision=Supervision(hear=hear))
         assert time.monotonic() - begun < SOON
 
     def test_whoever_listens_may_fail(self) -> None:
@@ -290,7 +290,7 @@ class WorkerGroupSuite(LauncherSuite):
             raise OSError("disk full")
 
         with pytest.raises(OSError, match="disk full"):
-            self.launcher().launch(until_stopped, 2, False, care=Supervision(hear=hear))
+            self.launcher().launch(until_stopped, 2, False, supervision=Supervision(hear=hear))
 
     def test_a_trial_that_crashes_fails_alone(self) -> None:
         """The others, and those that come later, do not notice."""
@@ -301,7 +301,7 @@ class WorkerGroupSuite(LauncherSuite):
         assert [future.result() for future in futures[::2]] == [0, 2, 4]
         assert all(isinstance(error, WorkerFailedError) for error in errors[1::2])
 
-    def test_trials_can_be_cancelled(self) -> None:
+    def test_trials_can_be_canceled(self) -> None:
         """Those that have not begun."""
         with self.launcher().executor(1) as executor:
             first = executor.submit(nap, 0.5)

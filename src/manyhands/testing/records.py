@@ -24,7 +24,7 @@ ENVIRONMENT = Environment(
     command=["manyhands", "study"],
     started="2026-11-16T10:00:00+00:00",
 )
-STEP = {"data": 0.02, "forward": 0.30, "backward": 0.60, "optimiser": 0.08}  # shares of one worker's step
+STEP = {"data": 0.02, "forward": 0.30, "backward": 0.60, "optimizer": 0.08}  # shares of one worker's step
 
 
 def record(

@@ -209,7 +209,7 @@ def play(
             schedule=lambda samples: recipe.lr,
             feed=Feed(own, order, BatchShare(accumulate=spec.accumulate), _CPU, torch.float64, clock),
             clock=clock,
-            observers=[journal] if rank == 0 else [],
+            callbacks=[journal] if rank == 0 else [],
             save=lambda here: kept.update({name: t.clone() for name, t in worker.state().items()}),
             asked_to_stop=lambda: False,
             leads=rank == 0,

@@ -34,18 +34,18 @@ def check(name: str, hosts: Sequence[str]) -> None:
 
 
 def connect(
-    name: str, place: RankInfo, *, device: torch.device | None = None, timeout: float | None = None
+    name: str, info: RankInfo, *, device: torch.device | None = None, timeout: float | None = None
 ) -> Transport:
     """The transport of one worker; all workers of the gang must ask for it."""
     member = registry.member("transport", TRANSPORTS, name)
-    check(name, place.hosts)
+    check(name, info.hosts)
     from manyhands.transports.base import CPU, PATIENCE
 
     build = member
     on_gpus = device is not None and device.type != "cpu"  # workers of a host share no memory there
-    if name in MESSAGES and not on_gpus and 1 < len(rank_grid.rows(place.hosts)) < place.size:
+    if name in MESSAGES and not on_gpus and 1 < len(rank_grid.rows(info.hosts)) < info.size:
         from manyhands.transports.hosts import HostsTransport
 
         build = partial(HostsTransport, between=member)
-    made: Transport = build(place, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
+    made: Transport = build(info, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
     return made

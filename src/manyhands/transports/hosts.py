@@ -31,19 +31,19 @@ class HostsTransport:
 
     def __init__(
         self,
-        place: RankInfo,
+        info: RankInfo,
         *,
         between: Callable[..., Messages],
         device: torch.device = CPU,
         timeout: float = PATIENCE,
     ) -> None:
-        self.rank, self.size = place.rank, place.size
-        rows, columns = rank_grid.rows(place.hosts), rank_grid.columns(place.hosts)
+        self.rank, self.size = info.rank, info.size
+        rows, columns = rank_grid.rows(info.hosts), rank_grid.columns(info.hosts)
         self.peers_on_host = rank_grid.line_of(self.rank, rows)
         self._row_of = {rank: number for number, row in enumerate(rows) for rank in row}
         self._column_of = {rank: number for number, column in enumerate(columns) for rank in column}
-        self.messages = between(place, device=device, timeout=timeout)
-        self.on_host: Transport = ShmTransport(place, device=device, timeout=timeout)
+        self.messages = between(info, device=device, timeout=timeout)
+        self.on_host: Transport = ShmTransport(info, device=device, timeout=timeout)
         self.across = self.messages.parts(columns)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

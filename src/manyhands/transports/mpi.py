@@ -50,19 +50,19 @@ _broken = False  # MPI has something under way that will never end
 class MpiTransport:
     """A communicator of its own; no memory is shared."""
 
-    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+    def __init__(self, info: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
         mpi = _library()
         world = mpi.COMM_WORLD
-        if world.size != place.size:
+        if world.size != info.size:
             started = f"{world.size} process{'es' if world.size > 1 else ''}"
             raise UsageError(
-                f"transport mpi: mpirun started {started}, the gang has {place.size}: "
-                f"start it with --launcher mpi, or with mpirun -n {place.size} manyhands train ..."
+                f"transport mpi: mpirun started {started}, the gang has {info.size}: "
+                f"start it with --launcher mpi, or with mpirun -n {info.size} manyhands train ..."
             )
         self._mpi, self._timeout = mpi, timeout
-        self._members = tuple(range(place.size))
-        self._looks = spins(len(place.peers_on_host)) // LOOK_COST
-        self._join(world.Split(0, place.rank))  # ranks are the gang's, whatever order mpirun gave them
+        self._members = tuple(range(info.size))
+        self._looks = spins(len(info.peers_on_host)) // LOOK_COST
+        self._join(world.Split(0, info.rank))  # ranks are the gang's, whatever order mpirun gave them
 
     def _join(self, comm: Any) -> None:
         self._comm = comm
@@ -257,7 +257,7 @@ class MpiTransport:
 
 
 def _library() -> Any:
-    """MPI, initialised by importing it; where this is the first import, it is ended here too."""
+    """MPI, initialized by importing it; where this is the first import, it is ended here too."""
     first = "mpi4py.MPI" not in sys.modules
     # Without the hardware for it this component only complains; nothing here is one-sided.
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")

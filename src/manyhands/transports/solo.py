@@ -25,10 +25,10 @@ class SoloTransport:
     peers_on_host: tuple[int, ...] = (0,)
 
     def __init__(
-        self, place: RankInfo | None = None, *, device: torch.device = CPU, timeout: float = PATIENCE
+        self, info: RankInfo | None = None, *, device: torch.device = CPU, timeout: float = PATIENCE
     ) -> None:
-        if place is not None and place.size != 1:
-            raise UsageError(f"the solo transport has one rank, and there are {place.size} workers")
+        if info is not None and info.size != 1:
+            raise UsageError(f"the solo transport has one rank, and there are {info.size} workers")
 
     @property
     def on_host(self) -> SoloTransport:

@@ -125,10 +125,10 @@ class ThreadsTransport:
     size: int
     peers_on_host: tuple[int, ...]
 
-    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
-        made = ThreadGroup(place.size, timeout, place.hosts) if place.rank == 0 else None
-        group: ThreadGroup = place.line.exchange(made)[0]
-        self._enter(group.room(tuple(range(place.size))), place.rank)
+    def __init__(self, info: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+        made = ThreadGroup(info.size, timeout, info.hosts) if info.rank == 0 else None
+        group: ThreadGroup = info.channel.exchange(made)[0]
+        self._enter(group.room(tuple(range(info.size))), info.rank)
 
     @classmethod
     def inside(cls, room: ThreadRoom, rank: int) -> Self:

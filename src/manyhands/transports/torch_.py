@@ -62,16 +62,16 @@ _CLOSED = re.compile(
 class TorchTransport:
     """A process group; no memory is shared."""
 
-    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+    def __init__(self, info: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
         if dist.is_initialized():
             raise UsageError("transport torch: torch.distributed is already in use in this process")
         self._backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-        self.rank, self.size = place.rank, place.size
-        self.peers_on_host: tuple[int, ...] = (place.rank,)
-        self._members, self._timeout = tuple(range(place.size)), timeout
+        self.rank, self.size = info.rank, info.size
+        self.peers_on_host: tuple[int, ...] = (info.rank,)
+        self._members, self._timeout = tuple(range(info.size)), timeout
         self._owner = True
         self._begin()
-        self._store, self._address = _rendezvous(place, timeout)
+        self._store, self._address = _rendezvous(info, timeout)
         self._do("connect", partial(self._connect, device))
 
     def _begin(self) -> None:
@@ -254,17 +254,17 @@ class TorchTransport:
         return lost(doing, who) if _CLOSED.search(str(error)) else error
 
 
-def _rendezvous(place: RankInfo, timeout: float) -> tuple[Any, str]:
+def _rendezvous(info: RankInfo, timeout: float) -> tuple[Any, str]:
     """A store that rank 0 keeps on a port of its own and tells the others by the line, and its address."""
     patience = timedelta(seconds=timeout)
-    address = _address(place) if place.rank == 0 else ""
-    kept = _keep(address, patience) if place.rank == 0 else None
-    address, port = place.line.exchange((address, kept.port) if kept else None)[0]
+    address = _address(info) if info.rank == 0 else ""
+    kept = _keep(address, patience) if info.rank == 0 else None
+    address, port = info.channel.exchange((address, kept.port) if kept else None)[0]
     try:
         return kept or _store(address, port, patience), address
     except RuntimeError as error:
         raise ManyhandsError(
-            f"transport torch: worker {place.rank} on {place.host} cannot reach worker 0 at {address}:{port} "
+            f"transport torch: worker {info.rank} on {info.host} cannot reach worker 0 at {address}:{port} "
             "(at worker 0, MASTER_ADDR says by which address others reach it)"
         ) from error
 
@@ -288,9 +288,9 @@ def _store(address: str, port: int, patience: timedelta, **keeping: Any) -> Any:
     )
 
 
-def _address(place: RankInfo) -> str:
+def _address(info: RankInfo) -> str:
     """By which the workers of all hosts reach this one."""
-    others = [host for host in place.hosts if host != place.host]
+    others = [host for host in info.hosts if host != info.host]
     if not others:
         return "127.0.0.1"
     if given := os.environ.get("MASTER_ADDR"):

@@ -26,7 +26,7 @@ from manyhands.transports.broadcast import broadcast_tensors
 
 
 def choose(
-    station: RankContext,
+    context: RankContext,
     folder: RunFolder,
     checkpoints: Checkpoints,
     accept: frozenset[str],
@@ -34,45 +34,45 @@ def choose(
 ) -> Checkpoint | None:
     """The newest good checkpoint by rank 0's files, at every rank; None where rank 0 has none."""
     mine = None
-    if station.place.rank == 0:
+    if context.info.rank == 0:
         converts = getattr(torch, folder.spec().dtype) if accept else None
         # a run whose settings were changed may have come further than the new ones say
-        limit = None if accept else station.horizon + station.feed.order.batch
-        mine = checkpoints.latest(say, accept, lambda saved: _checked(saved, station, converts, limit, say))
-    return agree(station.place, station.transport, mine)
+        limit = None if accept else context.horizon + context.feed.order.batch
+        mine = checkpoints.latest(say, accept, lambda saved: _checked(saved, context, converts, limit, say))
+    return agree(context.info, context.transport, mine)
 
 
-def agree(place: RankInfo, transport: Transport, mine: Checkpoint | None) -> Checkpoint | None:
+def agree(info: RankInfo, transport: Transport, mine: Checkpoint | None) -> Checkpoint | None:
     """Rank 0's checkpoint, at every rank; that they are the same is compared, not believed."""
-    if place.size == 1:
+    if info.size == 1:
         return mine
-    offered: tuple[int, str] | None = place.line.exchange(_mark(mine))[0]
+    offered: tuple[int, str] | None = info.channel.exchange(_mark(mine))[0]
     if offered is None:
         return None
     tensors, text = broadcast_tensors(
         transport, mine.tensors if mine else None, json.dumps(mine.state) if mine else ""
     )
     got = mine or Checkpoint(tensors, json.loads(text))
-    for rank, mark in enumerate(place.line.exchange(_mark(got))):
+    for rank, mark in enumerate(info.channel.exchange(_mark(got))):
         if mark is not None and mark != offered:  # None: it is gone
             raise CheckpointError(
-                f"worker {rank} ({place.hosts[rank]}) got another checkpoint than worker 0 sent: step "
+                f"worker {rank} ({info.hosts[rank]}) got another checkpoint than worker 0 sent: step "
                 f"{mark[0]:,} ({mark[1]}) instead of step {offered[0]:,} ({offered[1]}); try again"
             )
     return got
 
 
-def all_loaded(place: RankInfo, step: int) -> None:
+def all_loaded(info: RankInfo, step: int) -> None:
     """Return when every rank has loaded what was agreed on: until then nothing is written."""
-    if place.size > 1:
-        place.line.exchange(step)
+    if info.size > 1:
+        info.channel.exchange(step)
 
 
-def restore_generators(saved: Checkpoint, numbers: SavedState, station: RankContext) -> None:
+def restore_generators(saved: Checkpoint, numbers: SavedState, context: RankContext) -> None:
     """This rank's own where the checkpoint has them; a rank that it does not know begins anew."""
-    rank, hardware = station.place.rank, station.hardware
+    rank, hardware = context.info.rank, context.hardware
     if rank >= len(numbers.random):
-        seed(key(station.spec.seed, rank, numbers.position.step), hardware)
+        seed(key(context.spec.seed, rank, numbers.position.step), hardware)
         return
     mark = random_name("random/", rank)
     own = {
@@ -104,7 +104,7 @@ def _mark(saved: Checkpoint | None) -> tuple[int, str] | None:
 
 def _checked(
     saved: Checkpoint,
-    station: RankContext,
+    context: RankContext,
     converts: Any,
     limit: int | None,
     say: Callable[[str], None],
@@ -113,13 +113,13 @@ def _checked(
     numbers = read(saved.state, limit)
     ranks = len(numbers.random)
     check_generators(saved.tensors, ranks)
-    before, now = numbers.optimizer, station.recipe.optimizer
+    before, now = numbers.optimizer, context.recipe.optimizer
     tensors = saved.tensors if before == now else without_optimizer(saved.tensors)
-    checking = Checking(station.worker.model, station.recipe, ranks, converts)
+    checking = Checking(context.worker.model, context.recipe, ranks, converts)
     tensors = checking.check(tensors)
     if before != now:
-        say(f"the optimiser was {before} and is {now}: it begins without memory")
+        say(f"the optimizer was {before} and is {now}: it begins without memory")
     if checking.converted:
-        had, has = str(converts).removeprefix("torch."), station.spec.dtype
+        had, has = str(converts).removeprefix("torch."), context.spec.dtype
         say(f"the checkpoint is in {had}: its model and its optimizer's state go on in {has}")
     return Checkpoint(tensors, saved.state)

@@ -141,7 +141,7 @@ class StepTimer:
 
 
 def _joined(spans: list[Span]) -> list[Span]:
-    """Neighbours of one phase as one, so that looking at the clock leaves no trace."""
+    """Neighbors of one phase as one, so that looking at the clock leaves no trace."""
     joined: list[Span] = []
     for span in spans:
         if joined and joined[-1].phase == span.phase:

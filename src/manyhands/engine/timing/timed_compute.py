@@ -35,11 +35,11 @@ class TimedCompute(Compute):
             self._inner.backward(outputs, gradient)
 
     def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
-        """Timed as optimiser."""
-        with self._clock.phase("optimiser"):
+        """Timed as optimizer."""
+        with self._clock.phase("optimizer"):
             self._inner.clip(parameters, bound, norm)
 
     def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
-        """Timed as optimiser."""
-        with self._clock.phase("optimiser"):
+        """Timed as optimizer."""
+        with self._clock.phase("optimizer"):
             self._inner.update(optimizer, forget=forget)

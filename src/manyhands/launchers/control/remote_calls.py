@@ -109,7 +109,7 @@ class _Pickler(pickle.Pickler):
 
 
 def perform(
-    payload: bytes, place: RankInfo | None, through: tuple[type[BaseException], ...] = ()
+    payload: bytes, info: RankInfo | None, through: tuple[type[BaseException], ...] = ()
 ) -> CallResult:
     """Carry out a call, with its place as the first argument where it has one.
 
@@ -117,7 +117,7 @@ def perform(
     """
     try:
         function, arguments, keywords = pickle.loads(payload)  # noqa: S301 (from our own parent)
-        value = function(*(() if place is None else (place,)), *arguments, **keywords)
+        value = function(*(() if info is None else (info,)), *arguments, **keywords)
         return CallResult(check_size(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)))
     except through:
         raise

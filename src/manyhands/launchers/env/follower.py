@@ -51,8 +51,8 @@ class EnvFollower:
                 self._answer(call)
 
     def _answer(self, call: Call) -> None:
-        place = RankInfo(self._found.rank, call.hosts, self._link) if call.hosts else None
-        self._link.answer(perform(call.payload, place, through=(KeyboardInterrupt,)))
+        info = RankInfo(self._found.rank, call.hosts, self._link) if call.hosts else None
+        self._link.answer(perform(call.payload, info, through=(KeyboardInterrupt,)))
 
     def _meet(self, gather: float) -> Connection:
         found = self._found

@@ -46,7 +46,7 @@ class EnvLauncher:
         """Every rank imports for itself."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, care: Supervision = PLAIN
+        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
     ) -> list[Any]:
         """Run rank 0's function once a worker; every rank gets what each of them returned."""
         if not self.leads:
@@ -57,7 +57,7 @@ class EnvLauncher:
         if workers != self._found.size:
             raise UsageError(f"{self._found.starter} has started {self._found.size} workers, not {workers}")
         payload = pack(function, arguments, same_script=True)
-        values = _leader(self._found).lead(payload, care, self._gather)
+        values = _leader(self._found).lead(payload, supervision, self._gather)
         return [unpack(rank, value) for rank, value in enumerate(values)]
 
     def executor(self, workers: int) -> Executor:

@@ -71,7 +71,7 @@ class EnvLeader:
         self._holds_sigterm = self._terminated = False
         atexit.register(self._close)
 
-    def lead(self, payload: bytes, care: Supervision, gather: float) -> list[bytes]:
+    def lead(self, payload: bytes, supervision: Supervision, gather: float) -> list[bytes]:
         """Make a call of the gang: a thread looks after it while this one takes part."""
         if self._spent:
             raise WorkerFailedError("the workers of this job have ended: start it again")
@@ -81,7 +81,7 @@ class EnvLeader:
         self._spent = True  # until it has gone well
         self._prepare(back)
         thread = threading.Thread(
-            target=self._look_after, args=(payload, care, gather, verdict, back), daemon=True
+            target=self._look_after, args=(payload, supervision, gather, verdict, back), daemon=True
         )
         values: list[bytes] | None = None
         try:
@@ -120,20 +120,25 @@ class EnvLeader:
         call = self._link.next_call()
         if not isinstance(call, Call):
             raise _AbortedError
-        place = RankInfo(0, call.hosts or ("",), self._link)
-        self._link.answer(perform(call.payload, place, through=(KeyboardInterrupt,)))
+        info = RankInfo(0, call.hosts or ("",), self._link)
+        self._link.answer(perform(call.payload, info, through=(KeyboardInterrupt,)))
         results = self._link.next_call()
         if not isinstance(results, list):
             raise _AbortedError
         return results
 
     def _look_after(
-        self, payload: bytes, care: Supervision, gather: float, verdict: Future[None], back: threading.Event
+        self,
+        payload: bytes,
+        supervision: Supervision,
+        gather: float,
+        verdict: Future[None],
+        back: threading.Event,
     ) -> None:
         """In the thread: the gang's life, and at its end rank 0's own, if its main thread does not return."""
         crew = StartedProcesses(self._hub, self._found.size, self._all_here)
         try:
-            gang = WorkerGroup(self._hub, crew, self._found.size, care)
+            gang = WorkerGroup(self._hub, crew, self._found.size, supervision)
             values = gang.run(payload, self._number, gather, self._hint())
             self._hub.send_all("results", values)
             self._hub.flush(DELIVER)

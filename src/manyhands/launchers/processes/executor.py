@@ -104,7 +104,7 @@ class WorkerExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """No more calls; what is running ends, and what is pending too unless it is cancelled."""
+        """No more calls; what is running ends, and what is pending too unless it is canceled."""
         with self._lock:
             first, self._closed = not self._closed, True
             if cancel_futures:

@@ -40,23 +40,23 @@ def serve(link: ControlClient, rank: int) -> None:
 
 def carry_out(call: Call, link: ControlClient, rank: int) -> CallResult:
     """One call: at its place in a gang, or alone."""
-    place = None
+    info = None
     if call.hosts is not None:
-        place = RankInfo(rank, call.hosts, link, call.joining)
-        os.environ.update(ranks_environment(place))
-    answer = perform(call.payload, place)
+        info = RankInfo(rank, call.hosts, link, call.joining)
+        os.environ.update(ranks_environment(info))
+    answer = perform(call.payload, info)
     if answer.failure is not None and call.hosts is not None:
         print(answer.failure.trace, file=sys.stderr, end="", flush=True)
     return answer
 
 
-def ranks_environment(place: RankInfo) -> dict[str, str]:
+def ranks_environment(info: RankInfo) -> dict[str, str]:
     """What user code looks for: the names that torchrun uses."""
     return {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(len(place.peers_on_host)),
+        "RANK": str(info.rank),
+        "WORLD_SIZE": str(info.size),
+        "LOCAL_RANK": str(info.local_rank),
+        "LOCAL_WORLD_SIZE": str(len(info.peers_on_host)),
     }
 
 

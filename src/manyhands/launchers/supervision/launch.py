@@ -20,15 +20,15 @@ def launch(
     function: Callable[..., Any],
     workers: int,
     arguments: tuple[Any, ...],
-    care: Supervision,
+    supervision: Supervision,
 ) -> list[Any]:
     """Run the function once a worker of a crew, and return what each of them returned, by rank."""
     check_workers(name, workers)
     payload = pack(function, arguments)
-    logs = care.logs.resolve() if care.logs else None
+    logs = supervision.logs.resolve() if supervision.logs else None
     with StopRequest() as stop, ControlServer() as hub, crew(hub, logs) as started:
         started.start(range(workers), f"of {workers}")
-        gang = WorkerGroup(hub, started, workers, care, lambda: stop.signal)
+        gang = WorkerGroup(hub, started, workers, supervision, lambda: stop.signal)
         values = gang.run(payload)
         gang.dismiss()
     return [unpack(rank, value) for rank, value in enumerate(values)]

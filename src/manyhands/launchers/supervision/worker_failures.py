@@ -28,12 +28,12 @@ class WorkerFailures:
         self,
         hub: ControlServer,
         crew: WorkerProcesses,
-        care: Supervision,
+        supervision: Supervision,
         board: StatusPage,
         known: list[WorkerState],
     ) -> None:
-        self._hub, self._crew, self._care, self._board, self._known = hub, crew, care, board, known
-        self._spare = care.spare & set(range(len(known)))
+        self._hub, self._crew, self._care, self._board, self._known = hub, crew, supervision, board, known
+        self._spare = supervision.spare & set(range(len(known)))
         self._replaced = 0
         self._awaited: dict[int, int] = {}  # ranks to start again, as which replacement
         self.coming: set[int] = set()  # ranks that were started again and have not joined

@@ -47,10 +47,10 @@ class WorkerGroup:
         hub: ControlServer,
         crew: WorkerProcesses,
         size: int,
-        care: Supervision,
+        supervision: Supervision,
         stopping: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._hub, self._crew, self._size, self._care = hub, crew, size, care
+        self._hub, self._crew, self._size, self._care = hub, crew, size, supervision
         self._stopping = stopping  # the signal by which this process was asked to stop, once it was
         self._told_to_stop = False
         self._number = 0
@@ -58,9 +58,9 @@ class WorkerGroup:
         self._known = [crew.known(rank) for rank in range(size)]
         self._answers: dict[int, CallResult] = {}
         self._lost: dict[int, float] = {}  # lines that closed, and when
-        self._patience = Watchdog(care.timeout)
+        self._patience = Watchdog(supervision.timeout)
         self._board = StatusPage(size)
-        self._losses = WorkerFailures(hub, crew, care, self._board, self._known)
+        self._losses = WorkerFailures(hub, crew, supervision, self._board, self._known)
         self._asked: float | None = None  # when everybody was asked where they are
         self._calm_until = 0.0
         self._looked = time.monotonic()

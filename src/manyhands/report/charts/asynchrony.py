@@ -70,7 +70,7 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
             x=x,
             y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(grid=True, labelLimit=180)),
             size=alt.Size("share:Q", scale=alt.Scale(domain=[0, most_share], range=[0, 600]), legend=None),
-            color=common.colour(findings.looks, data, legend=False),
+            color=common.color(findings.looks, data, legend=False),
             tooltip=tip,
         )
     )
@@ -117,7 +117,7 @@ def _scatter(findings: Findings, task: str, mine: list[Asynchrony], text: str) -
                 title="samples to target, synchronous = 1",
                 scale=alt.Scale(zero=False, padding=12),
             ),
-            color=common.colour(findings.looks, data),
+            color=common.color(findings.looks, data),
             shape=common.shape(findings.looks, data),
             tooltip=tip,
         )

@@ -29,21 +29,21 @@ def names(data: Iterable[Row], field: str = "variant") -> list[str]:
     return list(dict.fromkeys(str(row[field]) for row in data))
 
 
-def colour(known: dict[str, palette.Look], data: Iterable[Row], *, legend: bool = True) -> alt.Color:
-    """By variant, its own colour in every chart."""
-    order, colours, _, _ = palette.domain(names(data), known)
+def color(known: dict[str, palette.Look], data: Iterable[Row], *, legend: bool = True) -> alt.Color:
+    """By variant, its own color in every chart."""
+    order, colors, _, _ = palette.domain(names(data), known)
     key: dict[str, Any] = {} if legend else {"legend": None}
-    return alt.Color("variant:N", scale=alt.Scale(domain=order, range=colours), title=None, **key)
+    return alt.Color("variant:N", scale=alt.Scale(domain=order, range=colors), title=None, **key)
 
 
 def shape(known: dict[str, palette.Look], data: Iterable[Row]) -> alt.Shape:
-    """By variant; with `colour` one legend for both."""
+    """By variant; with `color` one legend for both."""
     order, _, shapes, _ = palette.domain(names(data), known)
     return alt.Shape("variant:N", scale=alt.Scale(domain=order, range=shapes), title=None)
 
 
 def fixed(field: str, looks: dict[str, str], *, legend: bool = True) -> alt.Color:
-    """By another field than the variant, with these colours."""
+    """By another field than the variant, with these colors."""
     key: dict[str, Any] = {} if legend else {"legend": None}
     scale = alt.Scale(domain=list(looks), range=list(looks.values()))
     return alt.Color(f"{field}:N", scale=scale, title=None, **key)

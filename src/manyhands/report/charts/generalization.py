@@ -42,17 +42,17 @@ def _panel(task: str, mine: list[Generalization], metric: str, text: str) -> Pan
         for each in sorted(mine, key=lambda each: each.batch)
     ]
     looks = palette.looks(common.names(data, "recipe"))
-    order, colours, shapes, dashes = palette.domain(list(looks), looks)
+    order, colors, shapes, dashes = palette.domain(list(looks), looks)
     many = len(order) > 1
     key: dict[str, Any] = {} if many else {"legend": None}
-    colour = alt.Color("recipe:N", scale=alt.Scale(domain=order, range=colours), title=None, **key)
+    color = alt.Color("recipe:N", scale=alt.Scale(domain=order, range=colors), title=None, **key)
     ends = [end for each in mine if each.metric.n for end in (each.metric.low, each.metric.high)]
     narrow = bool(ends) and max(ends) - min(ends) < 0.01  # where one digit would repeat itself
     form = alt.Axis(format=".2%" if narrow else ".1%") if metric == "accuracy" else alt.Axis()
     y = alt.Y(
         "metric:Q", title=f"test {metric} at the end", scale=alt.Scale(zero=False, padding=12), axis=form
     )
-    base = common.rows().encode(x=common.batch_axis([each.batch for each in mine]), color=colour)
+    base = common.rows().encode(x=common.batch_axis([each.batch for each in mine]), color=color)
     tip = common.tips(
         ("recipe:N", "recipe"),
         ("batch:Q", "batch", ",d"),

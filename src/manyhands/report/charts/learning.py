@@ -135,7 +135,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
         if len(workers) > 1
         else None,
     )
-    base = common.rows().encode(x=x, y=y, color=common.colour(findings.looks, data), detail="run:N")
+    base = common.rows().encode(x=x, y=y, color=common.color(findings.looks, data), detail="run:N")
     tip = common.tips(
         ("title:N", "run"),
         ("samples:Q", "samples", ",d"),

@@ -55,7 +55,7 @@ def figure(findings: Findings) -> Figure | None:
             scale=alt.Scale(domainMin=0),
         ),
     )
-    colour = common.fixed("state", {"quiet": "#0072b2", "noisy": "#d55e00"}, legend=False)
+    color = common.fixed("state", {"quiet": "#0072b2", "noisy": "#d55e00"}, legend=False)
     shape = alt.Shape(
         "state:N", scale=alt.Scale(domain=["quiet", "noisy"], range=["circle", "triangle-up"]), legend=None
     )
@@ -72,7 +72,7 @@ def figure(findings: Findings) -> Figure | None:
             style="note", align="left", x=4, dy=-6, text=f"noisy beyond {formatting.percent(NOISY)}"
         ),
         base.mark_line(strokeWidth=1, strokeOpacity=0.5, color="#0072b2"),
-        base.mark_point(size=40).encode(color=colour, shape=shape, tooltip=tip),
+        base.mark_point(size=40).encode(color=color, shape=shape, tooltip=tip),
     )
     limit: list[Row] = [{"slower": NOISY}] if worst > NOISY / 3 else []
     return Figure(text, [Panel("", view, {"rows": data, "limit": limit}, text, 200, wide=True)])

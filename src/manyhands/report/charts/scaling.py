@@ -94,8 +94,8 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
         common.RUN,
     )
     x = common.counts_axis("workers", "workers", [int(row["workers"]) for row in data])
-    colour, shape = common.colour(findings.looks, data), common.shape(findings.looks, data)
-    base = common.rows().encode(x=x, color=colour)
+    color, shape = common.color(findings.looks, data), common.shape(findings.looks, data)
+    base = common.rows().encode(x=x, color=color)
     ideal: list[Row] = [{"workers": n, "ideal": n, "one": 1} for n in (1, most)]
     extra: dict[str, list[Row]] = {"rows": data, "ideal": ideal, "threads": _threads(curves)}
     guide = common.rows("ideal").mark_line(style="guide").encode(x="workers:Q")

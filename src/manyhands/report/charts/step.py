@@ -86,7 +86,7 @@ def breakdown(findings: Findings) -> Figure | None:
             return None
         text = _lost(findings, task, shown)
         used = common.names(data, "phase")
-        looks = {name: colour for name, colour in palette.PHASES.items() if name in used}
+        looks = {name: color for name, color in palette.PHASES.items() if name in used}
         bars = (
             common.rows()
             .mark_bar(style="gap", height={"band": 0.72}, cornerRadiusEnd=0)
@@ -215,7 +215,7 @@ def _bars(
     base = common.rows().encode(y=y)
     bars = base.mark_bar(height={"band": 0.6}).encode(
         x=alt.X(field, title=axis, axis=alt.Axis(grid=True, tickCount=5)),
-        color=common.colour(findings.looks, data, legend=False),
+        color=common.color(findings.looks, data, legend=False),
         tooltip=tip,
     )
     layers: list[alt.Chart] = [bars]

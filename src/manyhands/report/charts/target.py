@@ -245,9 +245,7 @@ def _bars(findings: Findings, task: str, data: list[Row], axis: str, text: str) 
         x=alt.X("value:Q", title=axis, scale=room, axis=alt.Axis(grid=True, tickCount=5)),
         tooltip=tip,
     )
-    bars = base.mark_bar(height={"band": 0.62}).encode(
-        color=common.colour(findings.looks, data, legend=False)
-    )
+    bars = base.mark_bar(height={"band": 0.62}).encode(color=common.color(findings.looks, data, legend=False))
     ends = base.mark_rule(style="ink", strokeWidth=1.2).encode(x="low:Q", x2="high:Q")
     return Panel(
         task,

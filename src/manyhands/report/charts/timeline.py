@@ -73,7 +73,7 @@ def _panel(record: RunRecord) -> Panel:
         if float(row["ms"]) < 0.018 * whole:
             row["number"] = ""  # type: ignore[index]
     used = common.names(data, "phase")
-    looks = {name: colour for name, colour in palette.PHASES.items() if name in used}
+    looks = {name: color for name, color in palette.PHASES.items() if name in used}
     base = common.rows().encode(y=alt.Y("rank:N", sort=None, title=None))
     bars = base.mark_bar(style="gap", height={"band": 0.78}, cornerRadius=1).encode(
         x=alt.X(

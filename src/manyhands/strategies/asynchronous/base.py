@@ -33,7 +33,7 @@ class AsyncWorker(Protocol):
 
     model: nn.Module  # at a fence: whole, ready to evaluate
     trains: bool  # false where this rank serves the others
-    ledger: WorkQueue  # at rank 0, and at all ranks that share it
+    queue: WorkQueue  # at rank 0, and at all ranks that share it
 
     def lock(self) -> AbstractContextManager[object]:
         """Inside, the ledger is this rank's alone."""

@@ -27,7 +27,7 @@ class Client:
     """
 
     trains = True
-    ledger: WorkQueue  # the server's alone
+    queue: WorkQueue  # the server's alone
 
     def __init__(self, setup: Setup, store: ParameterStore, meeting: ServerChannel) -> None:
         self._options: ServerOptions = setup.options

@@ -52,7 +52,7 @@ class Hogwild:
         self._move_in()
         ranks = setup.transport.size
         memory = setup.transport.share("ledger", WorkQueue.size(ranks))
-        self.ledger = WorkQueue(memory.numpy(), ranks, setup.work.order, setup.work.parts)
+        self.queue = WorkQueue(memory.numpy(), ranks, setup.work.order, setup.work.parts)
         self._optimizer = optimizers.build(
             setup.recipe,
             self.model.named_parameters(),
@@ -63,33 +63,33 @@ class Hogwild:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One worker of the host at a time; what one that was killed inside had begun is undone."""
-        with self._transport.exclusive(), self.ledger.changing(self.rank):
+        with self._transport.exclusive(), self.queue.changing(self.rank):
             yield
 
     def enter(self, look: Callable[[], None]) -> None:
         """From now on this worker claims."""
         self._look = look
         with self.lock():
-            self.ledger.enter(self.rank)
+            self.queue.enter(self.rank)
 
     def claim(self, known: QueueStage) -> Lease:
         """From the ledger; where there is nothing, look again and again."""
-        ledger, work = self.ledger, self._work
+        queue, work = self.queue, self._work
         while True:
             self._look()
             with self.lock():
-                found = ledger.claim(self.rank, work.test_size, work.tests)
+                found = queue.claim(self.rank, work.test_size, work.tests)
             if found.kind is not LeaseKind.LATER or found.stage is not known:
                 return found
-            self._transport.until(lambda: ledger.stage is not known or ledger.has_work, LOOK)
+            self._transport.until(lambda: queue.stage is not known or queue.has_work, LOOK)
 
     def step(self, micro_batches: Iterable[Batch], claim: Lease, lr: float) -> None:
         """As one worker alone would, on parameters that the others change meanwhile."""
-        ledger, compute, mean = self.ledger, self._compute, 0.0
+        queue, compute, mean = self.queue, self._compute, 0.0
         version = -1
         for batch in micro_batches:
             if version < 0:
-                version = ledger.updates
+                version = queue.updates
             loss = compute.forward(self.model, batch, weight=batch.size / claim.size)
             compute.backward(loss)
             mean += loss.item()
@@ -97,16 +97,16 @@ class Hogwild:
             compute.clip(self.model.parameters(), self._clip, total_norm)
         optimizers.set_rate(self._optimizer, lr)
         compute.update(self._optimizer)
-        while ledger.is_full:
+        while queue.is_full:
             self._look()
-            self._transport.until(lambda: not ledger.is_full, LOOK, "room")
+            self._transport.until(lambda: not queue.is_full, LOOK, "room")
         with self.lock():
-            ledger.trained(self.rank, mean, lr, ledger.updates - version)
+            queue.trained(self.rank, mean, lr, queue.updates - version)
 
     def tested(self, claim: Lease, score: float, loss: float) -> None:
         """Into the ledger."""
         with self.lock():
-            self.ledger.tested(self.rank, score, loss)
+            self.queue.tested(self.rank, score, loss)
 
     def forget(self, rank: int) -> None:
         """Nobody waits for anybody."""
@@ -116,11 +116,11 @@ class Hogwild:
         raise AssertionError
 
     def state(self) -> dict[str, Tensor]:
-        """The model is everybody's, the optimiser's memory this worker's."""
+        """The model is everybody's, the optimizer's memory this worker's."""
         return state.pack(self.model, self._optimizer)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """The first worker writes what all share; each takes the optimiser's memory."""
+        """The first worker writes what all share; each takes the optimizer's memory."""
         if self.rank == 0:
             state.unpack_model(tensors, self.model)
         state.unpack_optimizer(tensors, self._optimizer)

@@ -1,4 +1,4 @@
-"""A parameter server: some ranks hold the parameters and the optimiser, the others push gradients and pull.
+"""A parameter server: some ranks hold the parameters and the optimizer, the others push gradients and pull.
 
     server 0     [ w w w w | momentum ]  keeps the ledger too            server 1   [ w w w w | momentum ]
                    ^ push      | claim, pull                                          ^ push     | pull
@@ -7,7 +7,7 @@
 
 An update is applied as it arrives: w <- w - lr g(w as it was `staleness` updates ago). `staleness_aware`
 divides the rate of a gradient by its staleness (staleness.py), `bound` lets no worker get further ahead of
-the slowest (stale-synchronous), and `backup` makes synchronous rounds that do not wait for the slowest workers:
+the slowest (stale-synchronous), and `backup` makes synchronous rounds that do not wait for the slowest:
 what these bring is dropped and their samples are claimed again.
 """
 
@@ -80,7 +80,7 @@ class Server:
         self._version = 0
         ranks = setup.transport.size
         memory = np.zeros(WorkQueue.size(ranks), dtype=np.uint8)
-        self.ledger = WorkQueue(memory, ranks, setup.work.order, setup.work.parts)
+        self.queue = WorkQueue(memory, ranks, setup.work.order, setup.work.parts)
         self._expected = set(range(self._options.servers, ranks))  # who has not said hello
         self._waiting: dict[int, ServerRequest] = {}  # who asked for work and has none
         self._round: dict[int, ServerRequest] = {}  # whose gradients wait for those of others
@@ -100,7 +100,7 @@ class Server:
         if self.rank:
             self._serve_slice()
             return
-        while self._expected or self.ledger.present:
+        while self._expected or self.queue.present:
             heard = self._window.listen(LOOK)
             if heard is not None:
                 self._hear(*heard)
@@ -109,7 +109,7 @@ class Server:
                 self._close_round()
             self._look()
             self._hand_out()
-        if self.ledger.stage is not QueueStage.OVER:
+        if self.queue.stage is not QueueStage.OVER:
             raise PeerLostError("all workers are gone: nobody is left to train")
         for other in range(1, self._options.servers):
             self._window.ask(other, ServerRequest(Verb.LEAVE))
@@ -130,15 +130,15 @@ class Server:
     # ---- server 0
 
     def _hear(self, rank: int, request: ServerRequest) -> None:
-        ledger, self._waiting[rank] = self.ledger, request
+        queue, self._waiting[rank] = self.queue, request
         if request.verb is Verb.HELLO:
             self._expected.discard(rank)
-            ledger.enter(rank)
+            queue.enter(rank)
         elif request.verb is Verb.TESTED:
-            ledger.tested(rank, request.score, request.loss)
+            queue.tested(rank, request.score, request.loss)
         elif request.verb is Verb.FLUSH:
             self._apply(request, self._window.pushed(rank))
-            ledger.flushed()
+            queue.flushed()
         elif request.verb is Verb.TRAINED and self._options.backup is not None:
             self._take_into_round(rank, request)
         elif request.verb is Verb.TRAINED:
@@ -146,15 +146,15 @@ class Server:
             if request.pushed:
                 staleness = self._version - request.version
                 self._apply(request, self._window.pushed(rank), staleness)
-            ledger.trained(rank, request.loss, request.lr, staleness, applied=request.pushed)
+            queue.trained(rank, request.loss, request.lr, staleness, applied=request.pushed)
 
     def _hand_out(self) -> None:
         """Whoever waits gets work where there is some, or hears that everybody is about something else."""
-        ledger, work, bound = self.ledger, self._work, self._options.bound
+        queue, work, bound = self.queue, self._work, self._options.bound
         if self._options.backup is not None and self._expected:
             return  # the first round is everybody's
         for rank, request in list(self._waiting.items()):
-            claim = ledger.claim(rank, work.test_size, work.tests, bound)
+            claim = queue.claim(rank, work.test_size, work.tests, bound)
             flush = claim.kind is not LeaseKind.TRAIN and request.holding
             if flush:
                 if claim.kind is LeaseKind.TEST:
@@ -167,26 +167,26 @@ class Server:
             pull = (claim.kind is LeaseKind.TRAIN and fresh) or (claim.kind is LeaseKind.TEST and behind)
             self._window.answer(rank, ServerReply(claim, pull, flush, self._version))
             if claim.kind is LeaseKind.OVER:
-                ledger.leave(rank)
+                queue.leave(rank)
 
     def _take_into_round(self, rank: int, request: ServerRequest) -> None:
         if request.version < self._version:  # its round is over
-            self.ledger.put_back(rank, gone=False)
+            self.queue.put_back(rank, gone=False)
         else:
             self._round[rank] = self._waiting.pop(rank)
 
     def _is_complete(self) -> bool:
         """Whether all have come that a round waits for, or can come."""
         assert self._options.backup is not None
-        wanted, ledger = max(1, self.ledger.present - self._options.backup), self.ledger
-        may_claim = ledger.stage is QueueStage.TRAIN and ledger.has_work
-        nobody_else = not may_claim and ledger.claimed_since(self._version) <= len(self._round)
+        wanted, queue = max(1, self.queue.present - self._options.backup), self.queue
+        may_claim = queue.stage is QueueStage.TRAIN and queue.has_work
+        nobody_else = not may_claim and queue.claimed_since(self._version) <= len(self._round)
         return len(self._round) >= wanted or nobody_else
 
     def _close_round(self) -> None:
         """One update with the mean gradient of all samples of the round (law 4)."""
-        brought, ledger = dict(sorted(self._round.items())), self.ledger
-        sizes = {rank: ledger.size_of(rank) for rank in brought}
+        brought, queue = dict(sorted(self._round.items())), self.queue
+        sizes = {rank: queue.size_of(rank) for rank in brought}
         rows, total = [self._window.pushed(rank) for rank in brought], sum(sizes.values())
         flags = torch.stack([self._store.flags(row) for row in rows]).amax(dim=0)
         for row, size in zip(rows, sizes.values(), strict=True):
@@ -197,7 +197,7 @@ class Server:
         first = next(iter(brought.values()))
         self._apply(first, rows[0])
         for number, (rank, request) in enumerate(brought.items()):
-            ledger.trained(rank, request.loss, request.lr, 0, applied=number == 0)
+            queue.trained(rank, request.loss, request.lr, 0, applied=number == 0)
         self._waiting |= brought
         self._round.clear()
 
@@ -252,7 +252,7 @@ class Server:
     # ---- whole tensors
 
     def state(self) -> dict[str, Tensor]:
-        """The parameters and the optimiser's memory, put together from all servers."""
+        """The parameters and the optimizer's memory, put together from all servers."""
         assert self.rank == 0
         if self._transport.on_host.size < self._transport.size:
             for other in range(1, self._options.servers):
@@ -287,7 +287,7 @@ class Server:
                 flat[low:high] = pieces[spot.name]
 
     def _memory(self) -> list[Tensor]:
-        """The kinds of the optimiser's memory in the order of their names, each as a row of this slice."""
+        """The kinds of the optimizer's memory in the order of their names, each as a row of this slice."""
         part = self._store.slice_of(self.rank)
         rows: list[Tensor] = []
         for pieces in state.kinds(self._optimizer).values():

@@ -31,7 +31,7 @@ class Verb(IntEnum):
     FLUSH = 4  # the gradients that it still held, and asks
     PUSH = 5  # a gradient, for a server that keeps no ledger
     PULL = 6  # the parameters of such a server
-    FETCH = 7  # server 0 wants a kind of the optimiser's memory
+    FETCH = 7  # server 0 wants a kind of the optimizer's memory
     LEAVE = 8  # server 0 says that it is over
 
 
@@ -95,7 +95,7 @@ class ServerChannel(Protocol):
         """The parameters of a server that were announced by its answer; returns their version."""
 
     def fetch(self, server: int, number: int) -> Tensor:
-        """A kind of the memory of a server's optimiser, its slice of it."""
+        """A kind of the memory of a server's optimizer, its slice of it."""
 
     def listen(self, seconds: float) -> tuple[int, ServerRequest] | None:
         """The next that asks; None where nobody does for so long, if that can be known."""

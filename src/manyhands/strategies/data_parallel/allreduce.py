@@ -1,4 +1,4 @@
-"""Synchronous data parallelism: every worker has the whole model and its share of each batch.
+"""Synchronous data parallelizm: every worker has the whole model and its share of each batch.
 
 The gradient is the mean over all samples of the global batch (law 4), whoever had how many of them. On a CPU
 the workers of a host meet in the arena; on CUDA, DDP's reducer over NCCL is already at the limit (ddp.py).
@@ -13,7 +13,7 @@ from manyhands.data.base import Batch
 from manyhands.strategies.base import Setup, Worker
 from manyhands.strategies.consistency import check_same_model, spread_buffers, trained
 from manyhands.strategies.data_parallel.arena import Arena
-from manyhands.strategies.data_parallel.batchnorm import synchronise
+from manyhands.strategies.data_parallel.batchnorm import synchronize
 from manyhands.strategies.data_parallel.ddp import Ddp
 from manyhands.strategies.synchronous import SynchronousWorker
 
@@ -32,7 +32,7 @@ class AllReduce(SynchronousWorker):
     def __init__(self, setup: Setup) -> None:
         check_same_model(setup.model, setup.transport)
         spread_buffers(setup.model, setup.transport)
-        model = synchronise(setup.model, setup.transport) if setup.sync_batchnorm else setup.model
+        model = synchronize(setup.model, setup.transport) if setup.sync_batchnorm else setup.model
         arena = Arena(model, setup.transport, trained(model))
         arena.spread()
         super().__init__(setup, model, arena)

@@ -2,7 +2,7 @@
 
 The parameters live once; each worker's gradients go into its own row as backward produces them. Then worker i
 sums *its slice* of all rows and updates *its slice* of the parameters: a reduce-scatter and a sharded
-optimiser with nothing to copy back, and two barriers a step.
+optimizer with nothing to copy back, and two barriers a step.
 
                  slice of worker 0      slice of worker 1
     parameters  [ w w w w w w w w w w | w w w w w w w w w w ]   read by all, written by the slice's
@@ -171,7 +171,7 @@ class Arena:
         return nullcontext()
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """The model, and everybody's slices of what the optimiser remembers: at rank 0, which alone asks."""
+        """The model, and everybody's slices of what the optimizer remembers: at rank 0, which alone asks."""
         packed = state.pack(model, optimizer, self.together)
         return packed if self._leads else {}
 

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from manyhands.transports.base import Transport
 
 
-def synchronise(model: nn.Module, transport: Transport) -> nn.Module:
+def synchronize(model: nn.Module, transport: Transport) -> nn.Module:
     """The same model, every batch norm in it made to look at all workers' samples."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -49,7 +49,7 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training and self.track_running_stats:
             return super().forward(input)
         self._check_input_dim(input)
-        made: tuple[Tensor, Tensor, Tensor, Tensor] = _Normalise.apply(  # type: ignore[no-untyped-call]
+        made: tuple[Tensor, Tensor, Tensor, Tensor] = _Normalize.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, self.eps, self.transport
         )
         output, mean, variance, count = made
@@ -68,7 +68,7 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), momentum)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, transport: Transport

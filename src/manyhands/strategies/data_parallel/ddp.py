@@ -38,7 +38,7 @@ _NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadca
 
 @final
 class Ddp(Replicated):
-    """The whole model and the whole optimiser at every worker."""
+    """The whole model and the whole optimizer at every worker."""
 
     def __init__(self, setup: Setup) -> None:
         self._transport, self._compute, self._clip = setup.transport, setup.compute, setup.recipe.clip
@@ -106,7 +106,7 @@ class Ddp(Replicated):
         return outcome
 
     def state(self) -> dict[str, Tensor]:
-        """The model's and the optimiser's tensors, the same at every worker."""
+        """The model's and the optimizer's tensors, the same at every worker."""
         return state.pack(self.model, self._optimizer)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -101,7 +101,7 @@ class Average:
         self._may_part = self._transport.size > 1 or self._outer.apart
         several = self._transport.size > 1 and self._replica.remembers
         keeps = not (self._options.averages_optimizer or self._outer.apart)  # elastic's are always apart
-        self._own_memory = several and keeps  # each worker's optimiser goes on with its own state
+        self._own_memory = several and keeps  # each worker's optimizer goes on with its own state
 
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
@@ -192,13 +192,13 @@ class Average:
     def _memory(
         self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: int
     ) -> Mapping[str, Tensor]:
-        """What this worker's optimiser goes on with, of a state that so many ranks have saved.
+        """What this worker's optimizer goes on with, of a state that so many ranks have saved.
 
         A rank that has saved its own memory takes it again, however many workers there are now; one that is
         new begins with the mean, which is what is saved for all other strategies too.
         """
         rank = self._transport.rank
-        if not _within("optimizer/", tensors):  # nothing, or nothing that the optimiser of now could use
+        if not _within("optimizer/", tensors):  # nothing, or nothing that the optimizer of now could use
             return {}
         if any(name.startswith("rank/") for name in tensors):
             known = self._own_memory and rank < ranks
@@ -277,7 +277,7 @@ class Average:
         return "rank" if self._own_memory and name.startswith("optimizer/") else "workers"
 
     def _everybodys_memory(self) -> dict[str, Tensor]:
-        """The same of each worker's optimiser alone, where the models are equal."""
+        """The same of each worker's optimizer alone, where the models are equal."""
         rows = [self._collect(row) for row in self._replica.memory(self._replica.rows)]
         tensors: dict[str, Tensor] = {}
         for rank in range(self._transport.size if self._transport.rank == 0 else 0):

@@ -1,7 +1,7 @@
 """A worker's copy of a model as flat memory, and the three ways in which copies become one.
 
 Everything that workers may differ in lies in one row for each type of number, so that a meeting is one
-message and nothing is gathered or scattered. Parameters, buffers and the optimiser's memory are views of it:
+message and nothing is gathered or scattered. Parameters, buffers and the optimizer's memory are views of it:
 
     row   [ weights | buffers | told | momentum or moments ... | counts ]
             `---------------'                                              what is evaluated
@@ -48,7 +48,7 @@ class ReplicaBucket:
     buffers: slice
     told: slice  # in one lane only
     memory: slice  # to the end of the row
-    counts: slice  # of the optimiser's steps, a number a parameter; in one lane only
+    counts: slice  # of the optimizer's steps, a number a parameter; in one lane only
     agreed: Tensor
 
     def remembered(self, memory: Tensor, kinds: tuple[str, ...]) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ class ReplicaBucket:
 
 
 class Learner(NamedTuple):
-    """A trained parameter, and where the optimiser's memory of it lies."""
+    """A trained parameter, and where the optimizer's memory of it lies."""
 
     name: str
     parameter: Tensor
@@ -67,7 +67,7 @@ class Learner(NamedTuple):
 
 @final
 class Replica:
-    """One worker's copy: the model's and the optimiser's tensors, moved into rows."""
+    """One worker's copy: the model's and the optimizer's tensors, moved into rows."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, transport: Transport) -> None:
         self._model, self._optimizer, self._transport = model, optimizer, transport
@@ -91,12 +91,12 @@ class Replica:
         return [lane.row for lane in self.lanes]
 
     def memory(self, rows: Rows) -> Rows:
-        """What the optimiser remembers, the last part of rows."""
+        """What the optimizer remembers, the last part of rows."""
         return [row[lane.memory] for lane, row in zip(self.lanes, rows, strict=True)]
 
     @property
     def remembers(self) -> bool:
-        """Whether the optimiser has a state at all."""
+        """Whether the optimizer has a state at all."""
         return bool(self._kinds)
 
     # ---- a meeting
@@ -116,7 +116,7 @@ class Replica:
             row[lane.buffers].add_(lane.agreed)
 
     def remember(self) -> None:
-        """Move in what the optimiser has made by itself since the last time, and count its steps."""
+        """Move in what the optimizer has made by itself since the last time, and count its steps."""
         counts = []
         for _, parameter, memory in self._learners:
             held = self._optimizer.state.get(parameter, {})
@@ -131,11 +131,11 @@ class Replica:
             self._counts.copy_(torch.tensor(counts, dtype=self._counts.dtype))
 
     def agree(self, *, memory: bool = True) -> None:
-        """All workers have the same rows now: all take note of the buffers, all optimisers remember alike."""
+        """All workers have the same rows now: all take note of the buffers, all optimizers remember alike."""
         for lane in self.lanes:
             lane.agreed.copy_(lane.row[lane.buffers])
-        counts = self._counts.tolist() if memory else ()  # else each optimiser goes on with its own
-        # an optimiser that remembers nothing has no counts
+        counts = self._counts.tolist() if memory else ()  # else each optimizer goes on with its own
+        # an optimizer that remembers nothing has no counts
         for (_, parameter, room), count in zip(self._learners, counts, strict=False):
             if count > 0:  # someone has used this parameter, so all remember it
                 held = self._optimizer.state[parameter]
@@ -326,7 +326,7 @@ class Nesterov:
 
 @final
 class Elastic:
-    """EASGD: workers and a centre pull at each other; the centre is what is learned.
+    """EASGD: workers and a center pull at each other; the center is what is learned.
 
     x_i <- x_i - a (x_i - c),   c <- c + a sum over i of (x_i - c)
     """
@@ -336,36 +336,36 @@ class Elastic:
     def __init__(self, replica: Replica, transport: Transport, elasticity: float | None) -> None:
         self._replica, self._transport = replica, transport
         self._elasticity = ELASTICITY / transport.size if elasticity is None else elasticity
-        self._centres = [lane.row[lane.weights].clone() for lane in replica.lanes]
+        self._centers = [lane.row[lane.weights].clone() for lane in replica.lanes]
 
     def meet(self, weight: float) -> None:
-        """All pull at once, with what they had; what an optimiser remembers stays its worker's own."""
-        for lane, centre in zip(self._replica.lanes, self._centres, strict=True):
+        """All pull at once, with what they had; what an optimizer remembers stays its worker's own."""
+        for lane, center in zip(self._replica.lanes, self._centers, strict=True):
             message = lane.row[: lane.told.stop].clone()
             pull, changes = message[lane.weights], message[lane.buffers]
-            pull.sub_(centre).mul_(self._elasticity)
+            pull.sub_(center).mul_(self._elasticity)
             changes.sub_(lane.agreed).mul_(weight)
             lane.row[lane.weights].sub_(pull)
             if message.numel():
                 self._transport.all_reduce(message)
-            centre.add_(pull)
+            center.add_(pull)
             lane.row[lane.buffers].copy_(lane.agreed.add_(changes))
             lane.row[lane.told].copy_(message[lane.told])
 
     def learn(self, rows: Rows, weight: float, *, memory: bool) -> None:
-        """The centre, which all have already; of buffers and of what optimisers remember the mean."""
+        """The center, which all have already; of buffers and of what optimizers remember the mean."""
         self._replica.merge(rows, weight, weights=False, upto="memory" if memory else "buffers")
-        for lane, row, centre in zip(self._replica.lanes, rows, self._centres, strict=True):
-            row[lane.weights].copy_(centre)
+        for lane, row, center in zip(self._replica.lanes, rows, self._centers, strict=True):
+            row[lane.weights].copy_(center)
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing: the centre is the model that is saved."""
+        """Nothing: the center is the model that is saved."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The centre from the model that was saved."""
-        for name, centre in self._replica.weights(self._centres).items():
-            centre.copy_(tensors[f"model/{name}"])
+        """The center from the model that was saved."""
+        for name, center in self._replica.weights(self._centers).items():
+            center.copy_(tensors[f"model/{name}"])
 
 
 def build(options: AverageOptions, replica: Replica, transport: Transport) -> Outer:
@@ -381,7 +381,7 @@ def build(options: AverageOptions, replica: Replica, transport: Transport) -> Ou
 
 
 def _remembered(recipe: Recipe, device: torch.device) -> tuple[tuple[str, ...], Tensor | None]:
-    """What the recipe's optimiser remembers in the shape of a parameter, and how it counts its steps.
+    """What the recipe's optimizer remembers in the shape of a parameter, and how it counts its steps.
 
     Found by letting it step once: most of them begin to remember only then, and a worker that has had no
     sample yet must make room for what the others send.

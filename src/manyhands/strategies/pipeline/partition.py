@@ -27,8 +27,8 @@ def balanced(
 ) -> tuple[int, ...]:
     """The blocks at which the later stages begin, such that the slowest stage takes the least time.
 
-    `handing` is what it costs both neighbours to hand on the outputs of a block; `closed` borders are not
-    cut. An exact dynamic programme: the best cut of the first j blocks into s stages follows from the best
+    `handing` is what it costs both neighbors to hand on the outputs of a block; `closed` borders are not
+    cut. An exact dynamic program: the best cut of the first j blocks into s stages follows from the best
     cuts of fewer blocks into s - 1. Of equally good ones, the more even is preferred.
     """
     count = len(seconds)

@@ -1,7 +1,7 @@
 """Stages that share no memory: each worker holds what it needs of its stage, and only messages join them.
 
 Every worker has room for all parameters, but only its own stage's are up to date there, have gradients and an
-optimiser's memory. Replicas of a stage sum their gradients by an all-reduce of their own:
+optimizer's memory. Replicas of a stage sum their gradients by an all-reduce of their own:
 
     replica 0   [ stage 0 | worker 0 ]   [ stage 1 | worker 1 ]
     replica 1   [ stage 0 | worker 2 ]   [ stage 1 | worker 3 ]
@@ -47,7 +47,7 @@ class RemoteStages:
         self._own = own
         self._names = list(named)
         self._held: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
-        # an optimiser wants something to update also where a stage has nothing: it never has a gradient
+        # an optimizer wants something to update also where a stage has nothing: it never has a gradient
         nothing = {"nothing": torch.empty(0)} if named else {}
         self.slices: dict[str, Tensor] = self._held or nothing
         mine = [name in own for name in named]
@@ -108,7 +108,7 @@ class RemoteStages:
         yield
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Every stage's part of the optimiser's memory beside the whole model."""
+        """Every stage's part of the optimizer's memory beside the whole model."""
         with self.whole(model):
             packed = state.pack(model, optimizer)
         whole = {name: tensor for name, tensor in packed.items() if name.startswith("model/")}
@@ -117,7 +117,7 @@ class RemoteStages:
         return {**whole, **self._everybodys(own)}
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
-        """The whole model, and the optimiser's memory of this stage."""
+        """The whole model, and the optimizer's memory of this stage."""
         state.unpack(tensors, model, optimizer)
 
     def _everybodys(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

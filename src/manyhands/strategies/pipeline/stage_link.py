@@ -1,4 +1,4 @@
-"""How a stage hands a tensor to its neighbour: through slots in memory on one host, else as messages.
+"""How a stage hands a tensor to its neighbor: through slots in memory on one host, else as messages.
 
 A slot is written once and used where it lies: the next stage computes on it and gives it back after the
 backward of that micro-batch. So there are as many slots as micro-batches may be under way, the sender never
@@ -116,7 +116,7 @@ class SlotLink:
 
     def _wait(self, ready: Callable[[], bool], what: Awaited) -> None:
         if not self._transport.until(ready, PATIENCE, what):
-            raise DeadlineError(f"waited {PATIENCE:g} s for the {what} of the neighbouring stage")
+            raise DeadlineError(f"waited {PATIENCE:g} s for the {what} of the neighboring stage")
 
 
 @final

@@ -6,10 +6,10 @@
     replica 1   -> [ stage 0 | worker 2 ] -- activations --> [ stage 1 | worker 3 ] -> loss
                                           <-- gradients ----
 
-What a stage does when is a schedule's to say (schedule.py), how tensors get to the neighbour a link's
+What a stage does when is a schedule's to say (schedule.py), how tensors get to the neighbor a link's
 (stage_link.py), and where the model is cut follows from what its blocks were measured to take (partition.py).
-On one host the parameters live once, in the arena, and each replica fills a row of gradients; so the update, the
-checkpoints and evaluation are those of `allreduce`. Workers that share no memory hold
+On one host the parameters live once, in the arena, and each replica fills a row of gradients; so the
+update, the checkpoints and evaluation are those of `allreduce`. Workers that share no memory hold
 their stage (remote_stages.py).
 
 With batch norm, statistics are a micro-batch's, as if one worker accumulated the same micro-batches.

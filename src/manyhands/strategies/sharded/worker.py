@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimiser in shards, gathered a block at a time: torch's `fully_shard` (FSDP2).
+"""Parameters, gradients and optimizer in shards, gathered a block at a time: torch's `fully_shard` (FSDP2).
 
     shard of rank 0   [ block 0 | block 1 | block 2 ]      at rest every worker holds its rows of each tensor
     shard of rank 1   [ block 0 | block 1 | block 2 ]
@@ -206,7 +206,7 @@ class Sharded:
 
     @torch.no_grad()
     def _take_gradients(self, missing: set[int]) -> None:
-        """Hand the optimiser this worker's rows of the gradients, none where no worker had one."""
+        """Hand the optimizer this worker's rows of the gradients, none where no worker had one."""
         for number, (name, parameter) in enumerate(self._named.items()):
             gradient, parameter.grad = parameter.grad, None
             local = self._local[name]

@@ -94,7 +94,7 @@ def small_resnet(*, depth: int = 20, classes: int = 10, channels: int = 3, width
         for block in range(blocks):
             layers.append(basic(features, outputs, stride=2 if stage > 0 and block == 0 else 1))
             features = outputs
-    return initialise(nn.Sequential(*layers, head(features, classes)))
+    return initialize(nn.Sequential(*layers, head(features, classes)))
 
 
 def resnet50(*, classes: int = 1000) -> nn.Sequential:
@@ -106,10 +106,10 @@ def resnet50(*, classes: int = 1000) -> nn.Sequential:
         for block in range(blocks):
             layers.append(bottleneck(features, width, stride=2 if stage > 0 and block == 0 else 1))
             features = 4 * width
-    return initialise(nn.Sequential(*layers, head(features, classes)))
+    return initialize(nn.Sequential(*layers, head(features, classes)))
 
 
-def initialise(network: nn.Sequential) -> nn.Sequential:
+def initialize(network: nn.Sequential) -> nn.Sequential:
     """He's normal for convolutions, std 0.01 for the head, gamma 0 at each block's end (Goyal et al.)."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

@@ -44,10 +44,10 @@ def vgg19(
         layers.append(nn.MaxPool2d(2))
     features *= (size // 32) ** 2
     layers += [nn.Flatten(), hidden_layer(features, hidden, dropout), hidden_layer(hidden, hidden, dropout)]
-    return initialise(nn.Sequential(*layers, nn.Linear(hidden, classes)))
+    return initialize(nn.Sequential(*layers, nn.Linear(hidden, classes)))
 
 
-def initialise(network: nn.Sequential) -> nn.Sequential:
+def initialize(network: nn.Sequential) -> nn.Sequential:
     """He's normal for the convolutions, so that sixteen train from scratch; std 0.01 in the classifier.
 
     He's normal in the wide layers of the classifier too, with a rate of 0.08 a 256 samples, left the blood

@@ -36,9 +36,9 @@ PAGE = 4096
 class ShmTransport:
     """The workers of one host of a gang. Where there are several hosts, ranks are counted on this one."""
 
-    def __init__(self, place: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
-        names = place.peers_on_host
-        self.rank, self.size = place.local_rank, len(names)
+    def __init__(self, info: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+        names = info.peers_on_host
+        self.rank, self.size = info.local_rank, len(names)
         self.peers_on_host: tuple[int, ...] = tuple(range(self.size))
         self._closed = False
         lines = self.size + mailbox.LINES * self.size**2 + 1  # the last is the bell's
@@ -46,14 +46,14 @@ class ShmTransport:
         slot = max(PAGE, min(SLOT, STAGING // self.size) // PAGE * PAGE)
         stride = PAGE + slot  # a header has a page of its own, so that slots begin on one
         rings = head + 2 * self.size * stride
-        self._line, self._joining = place.line, place.joining
+        self._line, self._joining = info.channel, info.joining
         self._kept: list[int] = []  # files of shared memory, for those who join later
-        if place.joining:
-            fd, mapped = segment.attach(place.line.posted["shm control"])
+        if info.joining:
+            fd, mapped = segment.attach(info.channel.posted["shm control"])
             sync_flags.claim(fd, self.rank)
         else:
             fd, mapped = segment.together(
-                lambda text: [place.line.exchange(text)[name] for name in names],
+                lambda text: [info.channel.exchange(text)[name] for name in names],
                 self.rank == 0,
                 "control",
                 rings + self.size**2 * mailbox.RING,

@@ -31,9 +31,9 @@ class DatasetEntry(NamedTuple):
 
 def entry(name: str) -> DatasetEntry:
     """A data set by its name, or which names there are."""
-    if name not in CATALOGUE:
-        raise unknown("data set", name, CATALOGUE)
-    return CATALOGUE[name]
+    if name not in CATALOG:
+        raise unknown("data set", name, CATALOG)
+    return CATALOG[name]
 
 
 def _pictures_to_records(archive: Path, file: str, output: Path) -> None:
@@ -136,4 +136,4 @@ CIFAR_10 = DatasetEntry(
     ),
 )
 
-CATALOGUE = {entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR_10)}
+CATALOG = {entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR_10)}
