@@ -153,7 +153,7 @@ def crowded(rounds: int, seconds: float, folder: Path) -> list[Row]:
 
 def main() -> None:
     """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(description="Data parallelizm, side by side.")
+    parser = argparse.ArgumentParser(description="Data parallelism, side by side.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="about how long a round of one side takes")
     parser.add_argument("--only", help="one case, e.g. mlp:32")

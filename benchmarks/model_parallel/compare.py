@@ -1,4 +1,4 @@
-"""Data against model parallelizm: the same model and the same two workers under each strategy.
+"""Data against model parallelism: the same model and the same two workers under each strategy.
 
     python benchmarks/model_parallel/compare.py [--seconds 120] [--only mnist-cnn] [--json]
 
@@ -98,7 +98,7 @@ def measure(task: Task, strategy: str, workers: int, options: dict[str, Any], se
 
 def main() -> None:
     """Run all cells and print the table as Markdown."""
-    parser = argparse.ArgumentParser(description="Data against model parallelizm.")
+    parser = argparse.ArgumentParser(description="Data against model parallelism.")
     parser.add_argument("--seconds", type=float, default=120.0, help="training time of one run at most")
     parser.add_argument("--only", help="one task")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")

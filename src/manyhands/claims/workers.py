@@ -1,4 +1,4 @@
-"""Claims about who does the work: data against model parallelizm, ever more workers, nobody waiting."""
+"""Claims about who does the work: data against model parallelism, ever more workers, nobody waiting."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _stale_row(row: Asynchrony) -> Row:
 
 DATA_OR_MODEL = Claim(
     "data-or-model",
-    "Where the model fits a worker, data parallelizm is faster than model parallelizm; layers on successive "
+    "Where the model fits a worker, data parallelism is faster than model parallelism; layers on successive "
     "workers bring nothing, and a pipeline wins back a part.",
     "Krizhevsky 2014, Huang et al. 2019 (GPipe)",
     _data_or_model,

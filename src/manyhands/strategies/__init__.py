@@ -20,7 +20,7 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "allreduce": Strategy(
         "manyhands.strategies.data_parallel.allreduce:allreduce",
-        "synchronous data parallelizm: every worker a share of each batch, gradients summed",
+        "synchronous data parallelism: every worker a share of each batch, gradients summed",
     ),
     "average": Strategy(
         "manyhands.strategies.local_sgd.average:Average",

@@ -17,7 +17,7 @@ from manyhands.report.figure import Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
 MOST = 6
-ZONES = {"perfect scaling": "#009e73", "diminishing returns": "#e69f00", "maximal parallelizm": "#cc79a7"}
+ZONES = {"perfect scaling": "#009e73", "diminishing returns": "#e69f00", "maximal parallelism": "#cc79a7"}
 
 
 def figure(findings: Findings) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Synchronous data parallelizm: every worker has the whole model and its share of each batch.
+"""Synchronous data parallelism: every worker has the whole model and its share of each batch.
 
 The gradient is the mean over all samples of the global batch (law 4), whoever had how many of them. On a CPU
 the workers of a host meet in the arena; on CUDA, DDP's reducer over NCCL is already at the limit (ddp.py).
