@@ -65,7 +65,7 @@ def test_one_worker_that_is_fastest_is_said_to():
         "for mnist-mlp on this machine train with one worker with one thread, batch 128: 97 % after 10 s. "
         "Nothing "
         "else pays: allreduce, 2 workers, batch 256 takes 10 % longer.",
-        "What one worker with all 2 cores as threads does was not run.",
+        "One worker with all 2 cores as threads was not run.",
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_target_that_nobody_reached_is_said_to_be_and_speed_is_told_instead():
 def test_one_cell_has_nothing_to_be_compared_with():
     found = one(ALONE)
     assert found.text == (
-        "for mnist-mlp there is one cell only, one worker with one thread, batch 128: 97 % after 10 s; it "
+        "for mnist-mlp there is only one cell, one worker with one thread, batch 128: 97 % after 10 s; it "
         "has nothing to be compared with."
     )
     assert found.fastest == found.cheapest
@@ -120,7 +120,7 @@ def test_a_task_that_was_only_timed_is_answered_by_speed():
         "for mnist-cnn on this machine the fastest is allreduce, 2 workers, batch 256: 1.9x faster than one "
         "worker "
         "with one thread (1,730 images/s against 900 images/s).",
-        "What one worker with all 2 cores as threads does was not run.",
+        "One worker with all 2 cores as threads was not run.",
         "Up to 2 workers, the most that were run, each further one pays.",
         "Fewest worker-seconds are spent by one worker with one thread, batch 128: 1,110 against 1,160 for a "
         "million "

@@ -51,9 +51,9 @@ def test_traffic_is_of_one_rank_and_step():
     }
     run = record(traffic=[books, books], **TWO).model_copy(update={"steps": 100})
     found = breakdown(run)
-    assert (found.bytes_a_step, found.messages_a_step) == (80_000, 3)
+    assert (found.bytes_per_step, found.messages_per_step) == (80_000, 3)
     own = run.model_copy(update={"shares": [WorkShare(steps=50), WorkShare(steps=50)]})
-    assert breakdown(own).bytes_a_step == 160_000  # at their own pace each made half of the steps
+    assert breakdown(own).bytes_per_step == 160_000  # at their own pace each made half of the steps
 
 
 def test_memory_is_the_largest_rank_s():

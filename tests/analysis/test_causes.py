@@ -208,20 +208,20 @@ def test_data_starvation_says_what_it_costs():
 
 def test_a_small_share_of_the_batch_is_blamed_if_a_sample_takes_a_quarter_longer():
     baseline = one_thread(10_000)  # 0.1 ms a sample
-    near = gang(step(forward=1.3, backward=2.6), batch=64)  # 32 a worker, 0.122 ms each
+    near = gang(step(forward=1.3, backward=2.6), batch=64)  # 32 per worker, 0.122 ms each
     assert judged("small-batch", near, baseline) is None
     far = gang(step(forward=1.5, backward=3.3, communication=0.2), batch=64)  # 0.15 ms each
     verdict = judged("small-batch", far, baseline)
     assert verdict is not None
     assert verdict.lost == pytest.approx(0.96 / 3)
     assert verdict.text == (
-        "each worker computes on 32 samples a step and takes 1.5x as long for one as one worker with one "
+        "each worker computes on 32 samples per step and takes 1.5x as long per sample as one worker with one "
         "thread does with 128; a batch of 256 may make up for it."
     )
 
 
 def test_a_share_as_large_as_the_baseline_s_is_not_too_small():
-    slow = gang(step(forward=7, backward=13), batch=256)  # 128 a worker, 0.156 ms each
+    slow = gang(step(forward=7, backward=13), batch=256)  # 128 per worker, 0.156 ms each
     assert judged("small-batch", slow, one_thread(10_000)) is None
     assert said("contention", slow, one_thread(10_000)) == (
         "a worker takes 1.6x as long for a sample as one worker with one thread, though its batch is no "
@@ -276,7 +276,7 @@ def test_the_optimizer_is_blamed_from_15_per_cent_on(share: float, blamed: bool)
 def test_the_optimizer_s_share_falls_with_the_batch():
     # 20 / (80 k + 20) is below 7.5 % first at k = 4
     assert said("optimizer", record(phases=step(forward=30, backward=50, optimizer=20))) == (
-        "20 % of the step is the optimizer's update of 1,863,690 parameters, as long for any batch; a batch "
+        "20 % of the step is the optimizer's update of 1,863,690 parameters, the same for any batch; a batch "
         "of 512 would bring it to 6 %."
     )
 
@@ -289,7 +289,8 @@ def test_the_trainer_s_own_work_is_blamed_from_15_per_cent_on(share: float, blam
 
 def test_overhead_says_how_short_the_step_is():
     assert said("overhead", record(phases=step(forward=1, backward=2, other=1))) == (
-        "25 % of the 4 ms of a step is the trainer's own work, as long for any batch: a larger one would pay."
+        "25 % of the 4 ms of a step is the trainer's own work, the same for any batch: a larger one "
+        "would help."
     )
 
 

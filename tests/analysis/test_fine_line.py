@@ -100,7 +100,7 @@ def test_without_one_worker_the_smallest_gang_s_share_stands_for_it():
 def test_a_weak_curve_says_what_it_holds():
     records = [*gang(1, 10_000, batch=128), *gang(2, 19_000, batch=256), *gang(4, 18_000, batch=512)]
     (found,) = fine_lines(curves(records))
-    assert (found.kind, found.fixed, found.batch, found.slower_from) == ("weak", 128, "128 a worker", 4)
+    assert (found.kind, found.fixed, found.batch, found.slower_from) == ("weak", 128, "128 per worker", 4)
 
 
 def test_nothing_gives_nothing():

@@ -42,8 +42,8 @@ def said(rule: str, found: RunRecord, *baselines: Baseline | None) -> str:
 def test_a_run_that_diverged_says_when_and_with_which_rate():
     assert judged("diverged", record()) is None
     assert said("diverged", record(status="diverged", steps=12)) == (
-        "the loss became infinite or no number at step 12 (sgd · lr 0.1): lower the rate or warm up for "
-        "longer."
+        "the loss became infinite or NaN at step 12 (sgd · lr 0.1): lower the learning rate or use a longer "
+        "warm-up."
     )
 
 
@@ -51,7 +51,7 @@ def test_a_run_that_was_interrupted_says_how_to_go_on():
     assert judged("interrupted", record()) is None
     run = record(status="interrupted", steps=1200, run="runs/mnist-mlp-7f3a")
     assert said("interrupted", run) == (
-        "the run was interrupted at step 1,200 and counts nowhere as having reached its target; continue "
+        "the run was interrupted at step 1,200 and does not count as having reached its target; continue "
         "with: manyhands train --resume runs/mnist-mlp-7f3a."
     )
 
@@ -61,7 +61,7 @@ def test_workers_that_do_less_than_one_are_told_so():
     assert judged("slower-than-one", gang(rate=9_000.0)) is None
     assert judged("slower-than-one", record(rate=9_000.0), one_thread(10_000)) is None
     assert said("slower-than-one", gang(rate=9_000.0), one_thread(10_000)) == (
-        "2 workers do 90 % of what one worker with one thread does with batch 128: they do not pay here."
+        "2 workers do 90 % of what one worker with one thread does with batch 128: they do not pay off here."
     )
 
 
@@ -112,8 +112,8 @@ def test_staleness_says_what_helps():
     histogram = {2: 1, 6: 2, 10: 1}
     server = gang(strategy="server", staleness=histogram)
     assert said("staleness", server) == (
-        "updates are 6.0 steps stale on average, at most 10: `--staleness-aware` divides the rate of each by "
-        "that, `--bound 4` keeps it down."
+        "updates are 6.0 steps stale on average, at most 10: `--staleness-aware` divides the learning rate of "
+        "each by it, `--bound 4` keeps it down."
     )
     aware = gang(strategy="server", staleness=histogram, strategy_options={"staleness_aware": True})
     assert said("staleness", aware) == "updates are 6.0 steps stale on average, at most 10."
@@ -155,7 +155,7 @@ def test_evaluation_says_how_to_make_it_rarer():
 def test_lost_workers_are_named():
     assert judged("lost", record()) is None
     assert said("lost", gang(lost=["worker 1 was killed"])) == (
-        "1 worker was lost on the way, so its speed is that of fewer: worker 1 was killed."
+        "1 worker was lost during the run, so its speed is that of fewer workers: worker 1 was killed."
     )
 
 
@@ -176,5 +176,5 @@ def test_a_noisy_machine_is_told_as_such():
 def test_a_run_of_too_few_steps_says_so():
     assert judged("unmeasured", record()) is None
     assert said("unmeasured", record(pace=[None], steps=3)) == (
-        "no steady pace was measured in 3 steps: the times include the first, slow ones."
+        "no steady speed was measured in 3 steps: the times include the first, slow ones."
     )

@@ -29,7 +29,7 @@ PROMISED = [
     ),
     *("throughput", "speed_up", "efficiency", "target_seconds", "target_steps", "target_samples", "metric"),
     *("step_seconds", "phase_data", "phase_forward", "phase_backward", "phase_communication", "phase_wait"),
-    *("phase_optimizer", "phase_other", "bytes_a_step", "memory", "staleness", "noise_scale"),
+    *("phase_optimizer", "phase_other", "bytes_per_step", "memory", "staleness", "noise_scale"),
     *("machine_noise", "verdict", "run"),
 ]
 
@@ -72,7 +72,7 @@ def test_a_row_says_what_a_run_did():
         "target_seconds": pytest.approx(400 * 256 / 19_000),
         "step_seconds": pytest.approx(256 / 19_000),
         "phase_backward": pytest.approx(0.6 * 256 / 19_000),
-        "bytes_a_step": 7.5e6,
+        "bytes_per_step": 7.5e6,
         "memory": 400_000_000,
         "staleness": 1.5,
         "noise_scale": 50.0,

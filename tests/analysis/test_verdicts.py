@@ -99,7 +99,7 @@ def test_a_study_counts_the_cells_that_never_arrived():
     late = gang(steps_to_target=None)
     assert "not-reached" not in texts(study(record(), gang()))
     assert texts(study(record(), late))["not-reached"] == (
-        "For mnist-mlp 1 of 2 cells never reached 97 %: they are counted as later than they were watched."
+        "For mnist-mlp 1 of 2 cells never reached 97 %: they count as slower than the time they ran."
     )
     assert texts(study(late))["not-reached"].startswith("For mnist-mlp no cell reached 97 %:")
 

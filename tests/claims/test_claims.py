@@ -22,7 +22,7 @@ def test_nothing_settles_nothing_and_says_what_is_missing(name: str) -> None:
     finding = judged(name, [])
     assert finding.holds is None
     assert finding.verdict == "not settled here"
-    assert finding.text.startswith("it takes ")
+    assert finding.text.startswith("this needs ")
 
 
 def test_a_study_that_is_about_a_claim_says_what_came_of_it() -> None:

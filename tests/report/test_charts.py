@@ -237,7 +237,7 @@ def test_runs_that_were_not_timed_have_no_curves_by_seconds() -> None:
     assert "is first at 97 %, after 102,400 images." in drawn.sentence
 
 
-@pytest.mark.parametrize(("sent", "told"), [(0.3, "next to nothing"), (7.5e6, "29.3 MB for 1,000 samples")])
+@pytest.mark.parametrize(("sent", "told"), [(0.3, "almost nothing"), (7.5e6, "29.3 MB for 1,000 samples")])
 def test_hardly_any_bytes_are_next_to_nothing(sent: float, told: str) -> None:
     traffic = [{"barrier": {"calls": 1.0, "bytes": sent * 703, "seconds": 0.1}}] * 2
     other = [{"send": {"calls": 1.0, "bytes": 7.5e6 * 703, "seconds": 0.1}}] * 2

@@ -187,7 +187,7 @@ def test_when_the_budget_is_spent_the_rest_is_left(here: Path, typed: Callable[.
     answer = typed("study", "s.toml", "--no-report")
     assert answer.code == 0
     reason = "the budget of 10 ms is spent"
-    assert f"{reason}: 3 cells left; the same command goes on" in answer.err
+    assert f"{reason}: 3 cells left; run the same command to continue" in answer.err
     found = StudyFolder(here / "results/s").read()
     assert (len(found.records), {without.reason for without in found.left}) == (1, {reason})
     assert f"left: 3 cells: {reason}" in answer.out
@@ -237,8 +237,8 @@ def test_what_stays_noisy_is_flagged(
         "[[grid]]\ntask = 'quadratic'\nepochs = 1\n[[grid]]\ntask = 'quadratic'\ntimed = false\n"
     )
     answer = typed("study", "s.toml", "--no-report")
-    assert answer.err.count("once more: the machine was 40 % slower than at its best") == 1
-    assert answer.err.count("once more: the machine was 80 % slower than at its best") == 1
+    assert answer.err.count("running it again: the machine was 40 % slower than at its best") == 1
+    assert answer.err.count("running it again: the machine was 80 % slower than at its best") == 1
     rows = answer.out.splitlines()
     assert "noisy" in rows[1]
     assert len(StudyFolder(here / "results/s").read().repeated) == 2
@@ -324,7 +324,7 @@ def test_a_dry_run_lists_cells_reasons_and_time(here: Path, typed: Callable[...,
     lines = answer.out.splitlines()
     assert lines[:2] == ["A title", "What it is about."]
     assert lines[2].startswith("10 cells · 10 excluded · about ")
-    assert lines[2].endswith("s (quadratic probed for a second) · results/small")
+    assert lines[2].endswith("s (quadratic measured for one second) · results/small")
     rows = [line.split("  ")[1:] for line in lines[4:7]]
     assert [[part.strip() for part in row if part.strip()][:3] for row in rows] == [
         ["quadratic · single · 1 thread · 2 epochs", "workers 1 · batch 50, 100 · seeds 0, 1", "4 cells"],
@@ -347,14 +347,14 @@ def test_the_time_is_judged_by_earlier_runs(here: Path, typed: Callable[..., Ans
         "epochs = 10000000\nevaluate_every = 1000000\n"
     )
     found = json.loads(typed("study", "t.toml", "--dry-run", "--json").out)
-    assert found["estimate"].endswith("(1 cell judged by earlier runs)")
+    assert found["estimate"].endswith("(1 cell estimated from earlier runs)")
     assert 1000 <= found["seconds"] < 1500, "the limit counts, and so does evaluation"
 
 
 ONE = "name = 'one'\n[[grid]]\ntask = 'quadratic'\nthreads = 1\nepochs = 1\n"
 
 
-@pytest.mark.parametrize("method", ["begun", "changed", "observer"])
+@pytest.mark.parametrize("method", ["begun", "changed", "callback"])
 def test_a_table_that_fails_is_switched_off(
     tmp_path: Path, typed: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

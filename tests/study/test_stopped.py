@@ -78,7 +78,7 @@ def test_an_interrupted_study_goes_on_with_the_same_command(tmp_path: Path, jobs
     child.send(signal.SIGINT)
     assert child.end() == 130, child.said
     assert time.monotonic() - began < 10
-    expected = "error: interrupted after 1 of 2 cells; give the same command to go on with the study"
+    expected = "error: interrupted after 1 of 2 cells; run the same command to continue the study"
     assert child.said.strip().splitlines()[-1] == expected
 
 

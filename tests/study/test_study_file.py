@@ -95,7 +95,7 @@ BAD = {
     ),
     "batch and share": (
         GRID + "batch = 100\nshare = 50",
-        "s.toml, line 4: share is the batch a worker and batch is that of all: give one of them",
+        "s.toml, line 4: share is the batch per worker and batch is the global batch: give one of them",
     ),
     "a share of nothing": (
         GRID + "share = 0.5",

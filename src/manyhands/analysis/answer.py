@@ -131,7 +131,7 @@ def _main(field: _Field, reached: bool, again: bool) -> str:
     best, one = field.runners[0], first(field.runners, 1)
     start = _start(field, reached, again)
     if len(field.runners) == 1:
-        only = f"{'by speed ' if again else f'for {field.task} '}there is one cell only, {best.name}"
+        only = f"{'by speed ' if again else f'for {field.task} '}there is only one cell, {best.name}"
         return f"{_capital(only) if again else only}: {best.shown}; it has nothing to be compared with."
     if one is None:
         return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
@@ -160,7 +160,7 @@ def _threads(field: _Field) -> str:
     if field.cores == 1 or not field.several:
         return ""
     if every is None:
-        return f"What {field.every} does was not run."
+        return f"{_capital(field.every)} was not run."
     if best is every:
         other = field.several[0]
         longer = takes(other.pace.median / best.pace.median)

@@ -23,8 +23,8 @@ class Breakdown(NamedTuple):
     batch: int
     step_seconds: float
     phases: dict[str, float]
-    bytes_a_step: float  # that one rank handed over or took
-    messages_a_step: float
+    bytes_per_step: float  # that one rank handed over or took
+    messages_per_step: float
     memory: int  # bytes of the largest rank
     rank_spread: float
     run: str
@@ -54,8 +54,8 @@ def breakdown(record: RunRecord) -> Breakdown:
         batch=groups.batch(record),
         step_seconds=sum(phases.values()),
         phases=phases,
-        bytes_a_step=nbytes,
-        messages_a_step=calls,
+        bytes_per_step=nbytes,
+        messages_per_step=calls,
         memory=max(record.memory, default=record.peak_memory) or record.peak_memory,
         rank_spread=_spread([compute(rank) for rank in ranks]),
         run=record.run,
@@ -82,7 +82,7 @@ def compute(phases: dict[str, float]) -> float:
 
 
 def _traffic(record: RunRecord) -> tuple[float, float]:
-    """Messages and bytes a step, mean over the ranks that train."""
+    """Messages and bytes per step, mean over the ranks that train."""
     calls, nbytes = [], []
     for rank, operations in enumerate(record.traffic):
         if rank >= record.spec.servers and operations:
@@ -93,7 +93,7 @@ def _traffic(record: RunRecord) -> tuple[float, float]:
 
 
 def _steps(record: RunRecord, rank: int) -> int:
-    """Those of a rank in this sitting; of the run where it did not say."""
+    """Those of a rank in this session; of the run where it did not say."""
     share = record.shares[rank].steps if rank < len(record.shares) else 0
     return max(1, share or record.steps)
 

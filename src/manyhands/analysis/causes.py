@@ -61,7 +61,7 @@ def communication(facts: Facts) -> Verdict | None:
         return None
     seconds = facts.step.phases["communication"]
     text = f"{formatting.percent(share)} of the step is exposed communication"
-    if (volume := facts.step.bytes_a_step) > 0:
+    if (volume := facts.step.bytes_per_step) > 0:
         text += f" of {formatting.size(volume)} at {formatting.size(volume / seconds)}/s"
     return Verdict("communication", f"{text}; {_sparing(facts)}.", share)
 
@@ -210,7 +210,7 @@ def small_batch(facts: Facts) -> Verdict | None:
     if each >= facts.baseline.batch:
         return None
     wanted = facts.baseline.batch * spec.replicas
-    text = f"each worker computes on {each:g} samples a step and takes {longer:.1f}x as long for one as"
+    text = f"each worker computes on {each:g} samples per step and takes {longer:.1f}x as long per sample as"
     text += f" {facts.baseline.spoken} does with {facts.baseline.batch:,};"
     text += f" a batch of {wanted:,} may make up for it."
     return Verdict("small-batch", text, _computing(facts) * (1 - 1 / longer))
@@ -271,7 +271,7 @@ def optimizer(facts: Facts) -> Verdict | None:
     if not facts.timed or share < OPTIMIZER:
         return None
     text = f"{formatting.percent(share)} of the step is the optimizer's update of {facts.record.parameters:,}"
-    text += " parameters, as long for any batch"
+    text += " parameters, the same for any batch"
     fixed = facts.step.phases["optimizer"] + facts.step.phases["communication"]
     for factor in _powers():
         less = facts.step.phases["optimizer"] / (factor * (facts.step.step_seconds - fixed) + fixed)
@@ -290,7 +290,7 @@ def overhead(facts: Facts) -> Verdict | None:
         f"{formatting.percent(share)} of the "
         f"{formatting.duration(facts.step.step_seconds)} of a step is the trainer's"
     )
-    return Verdict("overhead", f"{text} own work, as long for any batch: a larger one would pay.", share)
+    return Verdict("overhead", f"{text} own work, the same for any batch: a larger one would help.", share)
 
 
 def gain(share: float) -> str:

@@ -26,7 +26,7 @@ class FineLine(NamedTuple):
     best: int
     sentence: str
     crowded_from: int | None = None  # more threads than cores
-    batch: str = ""  # "batch 256", "128 a worker"
+    batch: str = ""  # "batch 256", "128 per worker"
 
 
 def fine_lines(curves: Sequence[Curve]) -> list[FineLine]:
@@ -46,7 +46,7 @@ def _fine_line(curve: Curve) -> FineLine:
         best=best.workers,
         sentence="",
         crowded_from=next((point.workers for point in points if point.crowded), None),
-        batch=f"batch {curve.fixed:,}" if curve.kind == "strong" else f"{curve.fixed:,} a worker",
+        batch=f"batch {curve.fixed:,}" if curve.kind == "strong" else f"{curve.fixed:,} per worker",
     )
     return line._replace(sentence=_sentence(line, points))
 

@@ -197,8 +197,8 @@ def _maximal(start: Estimate, least: int, most: int) -> str:
     if start.value > most:
         return f"The batch from which more brings nothing is beyond the {most:,} that were run."
     if start.value < least:
-        return f"From batch {least:,}, the smallest that was run, a larger one brings next to nothing."
-    return f"From batch {about(start)} on a larger one brings next to nothing."
+        return f"From batch {least:,}, the smallest that was run, a larger one brings almost nothing."
+    return f"From batch {about(start)} on a larger one brings almost nothing."
 
 
 def about(value: Estimate) -> str:

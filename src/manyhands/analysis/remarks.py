@@ -20,15 +20,15 @@ def diverged(facts: Facts) -> Verdict | None:
     record = facts.record
     if record.status != "diverged":
         return None
-    text = f"the loss became infinite or no number at step {record.steps:,} ({record.recipe_line})"
-    return Verdict("diverged", f"{text}: lower the rate or warm up for longer.", 0.0)
+    text = f"the loss became infinite or NaN at step {record.steps:,} ({record.recipe_line})"
+    return Verdict("diverged", f"{text}: lower the learning rate or use a longer warm-up.", 0.0)
 
 
 def interrupted(facts: Facts) -> Verdict | None:
     """A run that did not come to its end."""
     if facts.record.status != "interrupted":
         return None
-    text = f"the run was interrupted at step {facts.record.steps:,} and counts nowhere as having reached its"
+    text = f"the run was interrupted at step {facts.record.steps:,} and does not count as having reached its"
     return Verdict("interrupted", f"{text} target; continue with: {_resume(facts)}.", 0.0)
 
 
@@ -45,7 +45,7 @@ def slower_than_one(facts: Facts) -> Verdict | None:
     if share >= 1 - SLOWER:
         return None
     text = f"{groups.crew(record)} do {formatting.percent(share)} of what {baseline.spoken} does with batch"
-    return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay here.", 0.0)
+    return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay off here.", 0.0)
 
 
 def threads_win(facts: Facts) -> Verdict | None:
@@ -88,7 +88,7 @@ def staleness(facts: Facts) -> Verdict | None:
     if facts.record.spec.strategy != "server":
         return Verdict("staleness", f"{text}: fewer workers, or `server --bound 4`, keep it down.", 0.0)
     if not facts.record.spec.strategy_options.get("staleness_aware"):
-        text += ": `--staleness-aware` divides the rate of each by that, `--bound 4` keeps it down"
+        text += ": `--staleness-aware` divides the learning rate of each by it, `--bound 4` keeps it down"
     return Verdict("staleness", f"{text}.", 0.0)
 
 
@@ -131,7 +131,8 @@ def lost_workers(facts: Facts) -> Verdict | None:
     if not lost:
         return None
     were = "was" if len(lost) == 1 else "were"
-    text = f"{formatting.plural(len(lost), 'worker')} {were} lost on the way, so its speed is that of fewer:"
+    count = formatting.plural(len(lost), "worker")
+    text = f"{count} {were} lost during the run, so its speed is that of fewer workers:"
     return Verdict("lost", f"{text} {'; '.join(lost)}.", 0.0)
 
 
@@ -152,7 +153,7 @@ def unmeasured(facts: Facts) -> Verdict | None:
     if not facts.record.timed or facts.record.worker_pace is not None or facts.record.status == "diverged":
         return None
     text = (
-        f"no steady pace was measured in {formatting.plural(facts.record.steps, 'step')}: "
+        f"no steady speed was measured in {formatting.plural(facts.record.steps, 'step')}: "
         f"the times include the"
     )
     return Verdict("unmeasured", f"{text} first, slow ones.", 0.0)

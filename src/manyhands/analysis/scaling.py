@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Throughput by workers, with the global batch (strong) or the batch a worker (weak) held fixed."""
+    """Throughput by workers, with the global batch (strong) or the batch per worker (weak) held fixed."""
 
     task: str
     variant: str

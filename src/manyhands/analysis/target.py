@@ -1,4 +1,4 @@
-"""Time to the target: seconds a step times steps, over the repeats and seeds that were tried."""
+"""Time to the target: seconds per step times steps, over the repeats and seeds that were tried."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ToTarget(NamedTuple):
     samples: Summary | None
     seconds: Summary | None
     step_seconds: Summary | None
-    predicted: float | None  # seconds a step x steps
+    predicted: float | None  # seconds per step x steps
     worker_seconds: float | None
     money: float | None
     runs: tuple[str, ...]

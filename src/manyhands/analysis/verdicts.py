@@ -30,7 +30,7 @@ _CAUSES = {
     "stragglers": "waits for the slowest",
     "bubble": "stages wait",
     "data": "waits for data",
-    "small-batch": "small batch a worker",
+    "small-batch": "small batch per worker",
     "contention": "shared memory bandwidth",
     "optimizer": "optimizer",
     "overhead": "short steps",
@@ -42,7 +42,7 @@ _THEN = {
     "memory": "memory nearly full",
     "staleness": "stale",
     "noisy": "noisy machine",
-    "unmeasured": "no steady pace",
+    "unmeasured": "no steady speed",
 }
 
 
@@ -118,7 +118,7 @@ def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
 
 
 def _lines(lines: Sequence[FineLine]) -> list[Verdict]:
-    """One a strategy: at other batches it is much the same."""
+    """One per strategy: at other batches it is much the same."""
     strategies: dict[tuple[str, str], list[FineLine]] = {}
     for line in lines:
         if line.slower_from is not None:
@@ -141,7 +141,7 @@ def _not_reached(records: Sequence[RunRecord]) -> list[Verdict]:
         if late:
             goal = formatting.threshold(late[0].target, late[0].metric_name)
             cells = "no cell" if len(late) == len(mine) else f"{len(late)} of {len(mine)} cells never"
-            text = f"For {task} {cells} reached {goal}: they are counted as later than they were watched."
+            text = f"For {task} {cells} reached {goal}: they count as slower than the time they ran."
             found.append(Verdict("not-reached", text, 0.0))
     return found
 

@@ -34,7 +34,7 @@ def _judge(results: Results) -> Finding:
                 drop <= LOST,
                 f"{task}: an average every {rarely} steps ends at "
                 f"{formatting.percent(metric[rarely].median, 2)}, "
-                f"one a step at {formatting.percent(each, 2)}",
+                f"one per step at {formatting.percent(each, 2)}",
             )
         )
         parts.append(
@@ -45,7 +45,7 @@ def _judge(results: Results) -> Finding:
             )
         )
     if not parts:
-        return unsettled("it takes strategy average with every 1, some number of steps, and end")
+        return unsettled("this needs strategy average with every 1, some number of steps, and end")
     return together(parts, table)
 
 
@@ -68,7 +68,7 @@ def _row(task: str, every: int | str, records: list[RunRecord]) -> Row:
         "an average every": every,
         "accuracy": formatting.percent(_metric(records).median, 2),
         "samples/s": round(summary([record.throughput for record in records]).median),
-        "sent by a worker": formatting.size(summary(sent).median),
+        "sent per worker": formatting.size(summary(sent).median),
     }
 
 

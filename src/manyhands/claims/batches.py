@@ -44,7 +44,7 @@ def _large_batch(results: Results) -> Finding:
             kept = lost <= LOST and not row.diverged
             parts.append((kept is keeps, f"{_beginning(task, parts)}{_told(row, lost, kept)}"))
     if not parts:
-        return unsettled(f"it takes batches that grow {GROWTH}x, with and without scaling and warm-up")
+        return unsettled(f"this needs batches that grow {GROWTH}x, with and without scaling and warm-up")
     return together(parts, table)
 
 
@@ -92,7 +92,7 @@ def _critical_batch(results: Results) -> Finding:
             )
         )
     if not parts:
-        return unsettled("it takes steps to a target at four batches or more")
+        return unsettled("this needs steps to a target at four batches or more")
     return together(parts, table, _published())
 
 
@@ -152,14 +152,14 @@ def _noise_scale(results: Results) -> Finding:
             }
         )
     if not parts:
-        return unsettled("it takes runs with noise_scale, and steps to a target at four batches or more")
+        return unsettled("this needs runs with noise_scale, and steps to a target at four batches or more")
     return together(parts, table, "Published (McCandlish et al. 2018, MNIST): 900 and 200, 4.5x apart.")
 
 
 LARGE_BATCH = Claim(
     "large-batch",
-    "With a rate that grows with the batch and a gradual warm-up, accuracy is kept while the batch grows "
-    "32x; without scaling, or without warm-up, it is not.",
+    "With a learning rate that grows with the batch and a gradual warm-up, accuracy is kept while the batch "
+    "grows 32x; without scaling, or without warm-up, it is not.",
     "Goyal et al. 2017: 23.60 % error at 256, 23.74 % at 8,192; without warm-up 24.84 %",
     _large_batch,
 )

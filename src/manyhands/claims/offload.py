@@ -29,7 +29,7 @@ def _judge(results: Results) -> Finding:
             {
                 "task": task,
                 "offload": mode,
-                "memory a worker": formatting.size(taken),
+                "memory per worker": formatting.size(taken),
                 "less": formatting.percent(1 - taken / memory),
                 "step": formatting.duration(step),
                 "slower": formatting.percent(step / seconds - 1),
@@ -60,7 +60,7 @@ def _judge(results: Results) -> Finding:
                 )
             )
     if not parts:
-        return unsettled("it takes timed runs with offload none and with another one")
+        return unsettled("this needs timed runs with offload none and with another one")
     return together(parts, table)
 
 

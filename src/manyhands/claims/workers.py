@@ -34,7 +34,7 @@ def _data_or_model(results: Results) -> Finding:
                 )
             )
     if not parts:
-        return unsettled("it takes timed runs of allreduce and of layers or pipeline at the same batch")
+        return unsettled("this needs timed runs of allreduce and of layers or pipeline at the same batch")
     return together(parts, table)
 
 
@@ -58,11 +58,11 @@ def _more_workers(results: Results) -> Finding:
     scaling = curves(results.records, results.price)
     lines = fine_lines(scaling)
     if not lines:
-        return unsettled("it takes timed runs of a strategy at two worker counts or more")
+        return unsettled("this needs timed runs of a strategy at two worker counts or more")
     table: list[Row] = [
         {
             **_speed_row(curve.task, point),
-            "worker-seconds a million samples": round(point.worker_seconds),
+            "worker-seconds per million samples": round(point.worker_seconds),
         }
         for curve in scaling
         for point in curve.points
@@ -84,7 +84,9 @@ def _asynchrony(results: Results) -> Finding:
     free = [row for row in rows if row.variant.split()[0] in ("server", "hogwild")]
     settled = [row for row in free if row.samples_ratio is not None or row.samples is None]
     if not settled:
-        return unsettled("it takes server or hogwild beside allreduce, with a target that some of them reach")
+        return unsettled(
+            "this needs server or hogwild beside allreduce, with a target that some of them reach"
+        )
     parts: list[tuple[bool, str]] = []
     for row in settled:
         who = f"{row.task}: {row.variant} on {row.workers} workers"

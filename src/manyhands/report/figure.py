@@ -22,7 +22,7 @@ class Panel(NamedTuple):
     data: Mapping[str, list[Row]]  # the first is what the table shows
     text: str  # what somebody who cannot see it is told
     height: int = 260
-    step: int = 0  # of rows that are bands: the height a row, so that fewer rows need less
+    step: int = 0  # of rows that are bands: the height per row, so that fewer rows need less
     wide: bool = False
 
     def chart(self, width: int | str = 420) -> View:

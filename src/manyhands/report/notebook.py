@@ -49,7 +49,7 @@ class StudyResults:
 
     @property
     def records(self) -> list[RunRecord]:
-        """A record a run."""
+        """One record per run."""
         return self.results.records
 
     @cached_property
@@ -73,7 +73,7 @@ class StudyResults:
 
     @property
     def answers(self) -> list[str]:
-        """What to train with, a text a task."""
+        """What to train with, one text per task."""
         return [answer.text for answer in self.findings.answers]
 
     def frame(self) -> pd.DataFrame:

@@ -90,7 +90,7 @@ def _paint(pool: Executor, folder: Path, drawn: list[_Drawn]) -> list[Future[Non
 
 
 def table(findings: Findings) -> str:
-    """results.csv: a row a run."""
+    """results.csv: one row per run."""
     text = io.StringIO()
     columns = list(dict.fromkeys(name for row in findings.rows for name in row))
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -111,7 +111,7 @@ def _plain(value: object) -> str:
 
 
 def answer(findings: Findings) -> str:
-    """A sentence a task in large letters, what else is to say of it below."""
+    """One sentence per task in large letters, what else is to say of it below."""
     html = []
     for each in findings.answers:
         lead, rest = _split(each)
@@ -129,7 +129,7 @@ def _split(each: Answer) -> tuple[str, list[str]]:
 
 
 def strategies(findings: Findings) -> str:
-    """A box to tick a strategy, for all charts and the table."""
+    """One checkbox per strategy, for all charts and the table."""
     if len(findings.variants) < 2:
         return ""
     boxes = "".join(
@@ -145,8 +145,8 @@ def strategies(findings: Findings) -> str:
 def contents(charts: Iterable[tuple[str, str]], *, judged: bool) -> str:
     """Where to find what."""
     more = [("verdicts", "Verdicts")] if judged else []
-    more += [("runs", "All runs"), ("missing", "What is not here"), ("machine", "The machine")]
-    more += [("repeat", "Repeat it")]
+    more += [("runs", "All runs"), ("missing", "Missing"), ("machine", "The machine")]
+    more += [("repeat", "Reproduce")]
     links = "".join(f'<a href="#{name}">{text(heading)}</a> ' for name, heading in [*charts, *more])
     return f'<nav class="contents" aria-label="Contents">{links}</nav>'
 
@@ -262,10 +262,10 @@ def missing(findings: Findings) -> str:
         _reasons("Excluded: cannot work", [_why(each) for each in results.excluded]),
         _reasons("Left out", [_why(each) for each in results.left]),
         _reasons("Repeated because of noise", again),
-        _reasons("Noisy all the same", noisy),
+        _reasons("Still noisy", noisy),
     ]
     body = "".join(parts) or "<p>Nothing: every cell of this study ran to its end on a quiet machine.</p>"
-    return f'<section id="missing"><h2>What is not here, or not sure</h2>{body}</section>'
+    return f'<section id="missing"><h2>What is missing or uncertain</h2>{body}</section>'
 
 
 def _why(each: Without) -> str:
@@ -338,4 +338,4 @@ def commands(findings: Findings) -> str:
         lines = "\n".join(dict.fromkeys(best))
         html.append(f"<h3>The runs that the answer names</h3><pre><code>{text(lines)}</code></pre>")
     html.append(f"<h3>This page</h3><pre><code>{text(repeat.report(results))}</code></pre>")
-    return f'<section id="repeat"><h2>Repeat it</h2>{"".join(html)}</section>'
+    return f'<section id="repeat"><h2>Reproduce</h2>{"".join(html)}</section>'

@@ -1,4 +1,4 @@
-"""The table of all runs: a row a run, sorted by a click on a heading."""
+"""The table of all runs: one row per run, sorted by a click on a heading."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ COLUMNS = (
     Column("s to target", _as("target_seconds", ",.1f")),
     Column("steps to target", _as("target_steps", ",.0f")),
     Column("metric", _score),
-    Column("ms a step", _times("step_seconds", 1000, ",.2f")),
-    Column("MB a step", _times("bytes_a_step", 1e-6, ",.2f")),
+    Column("ms per step", _times("step_seconds", 1000, ",.2f")),
+    Column("MB per step", _times("bytes_per_step", 1e-6, ",.2f")),
     Column("memory MB", _times("memory", 1e-6, ",.0f")),
     Column("recipe", _text("recipe"), number=False),
     Column("lr", _as("lr", ".4g")),

@@ -22,7 +22,7 @@ def measure(rounds: int = ROUNDS) -> float:
     together = threading.Barrier(cores)
     spans: list[list[tuple[float, float]]] = [[] for _ in range(rounds)]
 
-    # ufuncs work without the interpreter's lock, so that a thread a core keeps all of them busy
+    # ufuncs work without the interpreter's lock, so that a thread per core keeps all of them busy
     def work() -> None:
         numbers = np.linspace(0.1, 1.0, _NUMBERS)
         out = np.empty_like(numbers)

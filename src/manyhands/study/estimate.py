@@ -1,4 +1,4 @@
-"""How long cells will take: from earlier runs that are alike, else from a probe of about a second a task."""
+"""How long cells will take: from earlier runs that are alike, else from a probe of about a second per task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EarlierRuns(NamedTuple):
 
     spec: RunSpec
     threads: int
-    rate: float  # samples a second
+    rate: float  # samples per second
     evaluation: float  # seconds
     train_samples: int
     target_samples: int | None

@@ -1,4 +1,4 @@
-"""Running a study: a cell at a time, each journalled, so that it goes on wherever it was stopped."""
+"""Running a study: one cell at a time, each journalled, so that it goes on wherever it was stopped."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _interrupted(sheet: StudyState, error: BaseException) -> InterruptedRunError
     number = error.signal_number if isinstance(error, InterruptedRunError) else signal.SIGINT
     count = len(sheet.of("finished", "failed"))
     all_ = len(sheet.entries) - len(sheet.of("excluded"))
-    how = "give the same command to go on with the study"
+    how = "run the same command to continue the study"
     return InterruptedRunError(
         f"interrupted after {count} of {formatting.plural(all_, 'cell')}; {how}", number
     )
@@ -111,7 +111,9 @@ class Execution:
             count = len(self.sheet.of("left"))
             if count:
                 self._journal.write("over", reason=reason)
-                self._view.say(f"{reason}: {formatting.plural(count, 'cell')} left; the same command goes on")
+                self._view.say(
+                    f"{reason}: {formatting.plural(count, 'cell')} left; run the same command to continue"
+                )
 
     # ------------------------------------------------------------------ the beginning
     def _with_fallback(self, cells: list[Cell]) -> list[Cell]:
@@ -202,7 +204,7 @@ class Execution:
             if self._worth_another(tries):
                 self._again(cell, tries[-1])
                 slower = f"the machine was {formatting.percent(noise)} slower than at its best"
-                self._view.note(entry, f"once more: {slower}")
+                self._view.note(entry, f"running it again: {slower}")
         if not tries:
             return
         best = min(reversed(tries), key=lambda each: each.noise)

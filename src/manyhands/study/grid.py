@@ -51,7 +51,9 @@ def flatten(table: Mapping[str, Any], what: str, keys: tuple[str, ...] = KEYS) -
     if "lr" in table and "lr" in _dict(table.get("recipe_options")):
         raise SlipError("lr", "lr is short for recipe_options.lr: give one of them")
     if "share" in table and "batch" in table:
-        raise SlipError("share", "share is the batch a worker and batch is that of all: give one of them")
+        raise SlipError(
+            "share", "share is the batch per worker and batch is the global batch: give one of them"
+        )
     for key, values in found.items():
         if not values:
             raise SlipError(key, f"{key} is an empty list: there is no value to take")
@@ -159,7 +161,7 @@ def _single(settings: Choices, key: str, otherwise: Any) -> Any:
 
 
 def _fields(flat: dict[str, Any]) -> dict[str, Any]:
-    """Dotted names as tables again, and the batch of all where the batch a worker is given."""
+    """Dotted names as tables again, and the batch of all where the batch per worker is given."""
     fields: dict[str, Any] = {}
     for key, value in flat.items():
         name, _, option = key.partition(".")

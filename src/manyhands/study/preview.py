@@ -84,12 +84,12 @@ def draw(found: Preview) -> list[str]:
 
 
 def how_long(time: CellEstimate) -> str:
-    """`about 4 min (from 12 earlier runs; mnist-cnn was probed for a second)`."""
+    """`about 4 min (from 12 earlier runs; mnist-cnn was measured for one second)`."""
     if not time.by_cell:
-        return "how long it takes is not known: no run is like it, and its data are not here"
-    bases = [f"{formatting.plural(time.runs, 'cell')} judged by earlier runs"] if time.runs else []
-    bases += [f"{', '.join(time.probed)} probed for a second"] if time.probed else []
-    bases += [f"without {', '.join(time.unknown)}, whose data are not here"] if time.unknown else []
+        return "its duration is unknown: no earlier run is similar, and its data are not downloaded"
+    bases = [f"{formatting.plural(time.runs, 'cell')} estimated from earlier runs"] if time.runs else []
+    bases += [f"{', '.join(time.probed)} measured for one second"] if time.probed else []
+    bases += [f"without {', '.join(time.unknown)}, whose data are not downloaded"] if time.unknown else []
     return f"about {formatting.duration(time.seconds)} ({'; '.join(bases)})"
 
 

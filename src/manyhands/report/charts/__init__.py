@@ -18,7 +18,7 @@ from manyhands.report.figure import Chart
 OPENING = Chart(
     "answer",
     "Each strategy at its best",
-    "A bar a strategy, at the workers and batch where it is best; the thin line is the 95 % interval.",
+    "One bar per strategy, at the workers and batch where it is best. The thin line is the 95 % interval.",
     target.best_of_each,
 )
 CHARTS = (
@@ -51,7 +51,7 @@ CHARTS = (
     ),
     Chart(
         "noise-scale",
-        "What the gradient noise foretells",
+        "Gradient noise scale",
         "The batch at which noise and signal are alike; it should be near the measured critical batch.",
         regimes.noise,
     ),
@@ -64,7 +64,7 @@ CHARTS = (
     Chart(
         "curves",
         "Learning curves",
-        "A line a run; by samples one sees what learning costs, by seconds what you wait.",
+        "One line per run: by samples, what learning costs; by seconds, how long you wait.",
         learning.figure,
     ),
     Chart(
@@ -74,16 +74,16 @@ CHARTS = (
         asynchrony.figure,
     ),
     Chart("communication", "Communication", "What a worker exchanges with others.", step.communication),
-    Chart("memory", "Memory", "A bar to the largest rank, a tick a rank.", step.memory),
+    Chart("memory", "Memory", "The bar ends at the largest rank; each tick is one rank.", step.memory),
     Chart(
         "timeline",
-        "What really ran",
-        "A row a rank; numbers count micro-batches. Orange and red: waiting and communication.",
+        "Timeline of a step",
+        "One row per rank; the numbers are micro-batches. Orange and red: waiting and communication.",
         timeline.figure,
     ),
     Chart(
         "machine-noise",
-        "The noise of the machine",
+        "Machine noise",
         "The same piece of work between the runs: flat is quiet.",
         machine.figure,
     ),

@@ -134,10 +134,10 @@ def _sentence(task: str, mine: list[Asynchrony]) -> str:
     most = max(mine, key=lambda each: each.staleness)
     text = (
         f"{task}: gradients of {common.spoken(most.variant, most.workers)} at batch {most.batch:,} "
-        f"are {most.staleness:.1f} updates old in the mean"
+        f"are {most.staleness:.1f} updates old on average"
     )
     if most.samples_ratio is None:
-        return text + "; it is not known what that costs, for want of a pair that reached the target."
+        return text + "; what that costs is unknown, because no pair of runs reached the target."
     if 0.95 <= most.samples_ratio <= 1.05:
         return text + ", and it needs as many samples as the synchronous way."
     more = "more" if most.samples_ratio > 1 else "fewer"

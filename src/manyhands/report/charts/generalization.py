@@ -15,7 +15,7 @@ from manyhands.report.findings import Findings
 
 
 def figure(findings: Findings) -> Figure | None:
-    """A panel a task, a line a recipe; nothing where there is one batch only."""
+    """One panel per task, one line per recipe; nothing where there is one batch only."""
     panels, told = [], []
     for task in findings.tasks:
         mine = [each for each in findings.generalization if each.task == task]

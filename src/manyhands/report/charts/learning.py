@@ -18,7 +18,7 @@ MOST_RUNS, MOST_POINTS, MOST_TASKS = 24, 60, 3
 
 
 def figure(findings: Findings) -> Figure | None:
-    """A line a run: the metric and the loss, each by samples and by seconds."""
+    """One line per run: the metric and the loss, each by samples and by seconds."""
     panels, told, left = [], [], 0
     for task in findings.tasks[:MOST_TASKS]:
         mine = groups.of_task(findings.records, task)
@@ -31,7 +31,7 @@ def figure(findings: Findings) -> Figure | None:
 
 
 def _chosen(findings: Findings, task: str, records: list[RunRecord]) -> list[RunRecord]:
-    """One run a strategy and worker count: that which learned most, at the batch that most have."""
+    """One run per strategy and worker count: that which learned most, at the batch that most have."""
     batch = findings.shown_batch(task)
     found: dict[tuple[str, int, int], RunRecord] = {}
 

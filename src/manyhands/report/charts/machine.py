@@ -1,4 +1,4 @@
-"""The noise of the machine: how long the same piece of work took over the study."""
+"""Machine noise: how long the same piece of work took over the study."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def figure(findings: Findings) -> Figure | None:
                 continue
             drawn += len(chosen)
             panels += _panels(findings, chosen, data)
-            told += [_sentence(chosen, data)] if number == 0 else []  # one a task is enough
+            told += [_sentence(chosen, data)] if number == 0 else []  # one per task is enough
     if not panels:
         return None
     left = sum(curve.task in findings.tasks for curve in findings.curves) - drawn
@@ -73,7 +73,7 @@ def _rows(curves: list[Curve]) -> list[Row]:
 
 
 def _title(curve: Curve) -> str:
-    what = f"batch {curve.fixed:,}" if curve.kind == "strong" else f"batch {curve.fixed:,} a worker"
+    what = f"batch {curve.fixed:,}" if curve.kind == "strong" else f"batch {curve.fixed:,} per worker"
     return f"{curve.task} · {what}"
 
 
@@ -120,7 +120,7 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
         base.mark_line(strokeOpacity=0.85).encode(
             y=alt.Y(
                 "efficiency:Q",
-                title="efficiency (speed-up a worker)",
+                title="efficiency (speed-up per worker)",
                 axis=alt.Axis(format="%"),
                 scale=alt.Scale(domainMin=0),
             )

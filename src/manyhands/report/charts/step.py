@@ -19,7 +19,7 @@ LOST = ("communication", "wait", "data", "other")
 
 
 def _shown(findings: Findings, task: str) -> tuple[list[Breakdown], int]:
-    """One run a strategy and worker count, at the batch where most can be compared; and how many are not."""
+    """One run per strategy and worker count, at the batch where most can be compared; and how many are not."""
     mine = [each for each in findings.breakdowns if each.task == task]
     batch = findings.shown_batch(task)
     found: dict[tuple[str, int, str], Breakdown] = {}
@@ -133,21 +133,21 @@ def communication(findings: Findings) -> Figure | None:
     """Bytes a worker exchanges for a thousand samples."""
 
     def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
-        moving = [each for each in shown if each.bytes_a_step > 0]
+        moving = [each for each in shown if each.bytes_per_step > 0]
         if not moving:
             return None
         data: list[Row] = [
             {
                 "variant": each.variant,
                 "title": names[each.run],
-                "megabytes": tidy(each.bytes_a_step / each.batch / 1e3),
-                "shown": f"{formatting.size(each.bytes_a_step)} a step",
-                "messages": tidy(each.messages_a_step),
+                "megabytes": tidy(each.bytes_per_step / each.batch / 1e3),
+                "shown": f"{formatting.size(each.bytes_per_step)} per step",
+                "messages": tidy(each.messages_per_step),
                 "run": common.short(each.run),
             }
             for each in moving
         ]
-        most, least = (pick(moving, key=lambda each: each.bytes_a_step / each.batch) for pick in (max, min))
+        most, least = (pick(moving, key=lambda each: each.bytes_per_step / each.batch) for pick in (max, min))
         text = f"{task}: {_spoken(findings, most)} moves {_moved(most)} for 1,000 samples"
         if least is not most:
             text += f", {_spoken(findings, least)} {_moved(least)}"
@@ -186,7 +186,7 @@ def memory(findings: Findings) -> Figure | None:
         text = f"{task}: a rank of {_spoken(findings, most)} takes {_taken(findings, most)}"
         if most.memory > least.memory:
             text += f", of {_spoken(findings, least)} {_taken(findings, least)}"
-        return _bars(findings, task, data, "megabytes:Q", "megabytes a rank", "Memory", text + ".", ranks)
+        return _bars(findings, task, data, "megabytes:Q", "megabytes per rank", "Memory", text + ".", ranks)
 
     return _each_task(findings, draw)
 
@@ -211,7 +211,7 @@ def _bars(
     y = alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=180))
     tip: Any = common.tips(("title:N", "strategy · workers"), ("shown:N", what.lower()), common.RUN)
     if data[0]["messages"] is not None:
-        tip.insert(2, alt.Tooltip("messages:Q", title="messages a step", format=",.3~g"))
+        tip.insert(2, alt.Tooltip("messages:Q", title="messages per step", format=",.3~g"))
     base = common.rows().encode(y=y)
     bars = base.mark_bar(height={"band": 0.6}).encode(
         x=alt.X(field, title=axis, axis=alt.Axis(grid=True, tickCount=5)),
@@ -231,5 +231,5 @@ def _bars(
 
 def _moved(each: Breakdown) -> str:
     """By 1,000 samples."""
-    moved = 1e3 * each.bytes_a_step / each.batch
-    return formatting.size(moved) if moved >= 1000 else "next to nothing"
+    moved = 1e3 * each.bytes_per_step / each.batch
+    return formatting.size(moved) if moved >= 1000 else "almost nothing"

@@ -20,7 +20,7 @@ MOST_ROWS, MOST_BATCHES = 28, 12
 
 
 def heat_map(findings: Findings) -> Figure | None:
-    """A row a strategy and worker count, a column a batch; what never arrived is said, not left blank."""
+    """One row per strategy and worker count, one column per batch; what never arrived is said, not left blank."""
     panels, told, left = [], [], 0
     for task in findings.tasks:
         mine = _of_task(findings, task)
@@ -98,7 +98,7 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
         what, label = ("not timed", "·") if each.reached else ("not reached", "–")
         return row | {"seconds": None, "label": label, "shown": what, "bright": False}
     share = (math.log(seconds) - low) / ((high - low) or 1.0)
-    more = " (seconds a step x steps)"
+    more = " (seconds per step x steps)"
     if each.seconds is not None:
         interval = f" ({formatting.duration(each.seconds.low)} to {formatting.duration(each.seconds.high)})"
         more = interval if each.seconds.n > 1 else ""
@@ -179,7 +179,7 @@ def best_of_each(findings: Findings) -> Figure | None:
         if len(data) < 1:
             continue
         first: Any = data[0]
-        axis = "seconds to the target" if timed else "samples a second"
+        axis = "seconds to the target" if timed else "samples per second"
         text = f"{task}: {first['spoken']} comes first with {first['shown']}" + (
             f", {data[-1]['spoken']} last with {data[-1]['shown']}." if len(data) > 1 else "."
         )

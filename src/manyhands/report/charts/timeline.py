@@ -19,7 +19,7 @@ FIRST = ("pipeline", "layers", "allreduce", "server", "hogwild", "average", "sha
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One run a strategy, pipelines first: they are what a picture explains best."""
+    """One run per strategy, pipelines first: they are what a picture explains best."""
     found: dict[str, RunRecord] = {}
     kept = [record for record in findings.records if any(record.timeline)]
     for record in sorted(kept, key=lambda record: _rank(record, findings)):
