@@ -1,4 +1,8 @@
-"""manyhands: train a PyTorch model with many workers, and know what each way of doing so costs."""
+"""manyhands: train a PyTorch model with many workers, and know what each way of doing so costs.
+
+Public are the names in `__all__`, the command line, and `manyhands.testing`. All other modules are internal:
+they may change in any release.
+"""
 
 from __future__ import annotations
 

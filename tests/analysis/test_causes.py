@@ -215,8 +215,8 @@ def test_a_small_share_of_the_batch_is_blamed_if_a_sample_takes_a_quarter_longer
     assert verdict is not None
     assert verdict.lost == pytest.approx(0.96 / 3)
     assert verdict.text == (
-        "each worker computes on 32 samples per step and takes 1.5x as long per sample as one worker with one "
-        "thread does with 128; a batch of 256 may make up for it."
+        "each worker computes on 32 samples per step and takes 1.5x as long per sample as one worker with "
+        "one thread does with 128; a batch of 256 may make up for it."
     )
 
 

@@ -112,8 +112,8 @@ def test_staleness_says_what_helps():
     histogram = {2: 1, 6: 2, 10: 1}
     server = gang(strategy="server", staleness=histogram)
     assert said("staleness", server) == (
-        "updates are 6.0 steps stale on average, at most 10: `--staleness-aware` divides the learning rate of "
-        "each by it, `--bound 4` keeps it down."
+        "updates are 6.0 steps stale on average, at most 10: `--staleness-aware` divides the learning rate "
+        "of each by it, `--bound 4` keeps it down."
     )
     aware = gang(strategy="server", staleness=histogram, strategy_options={"staleness_aware": True})
     assert said("staleness", aware) == "updates are 6.0 steps stale on average, at most 10."

@@ -1,4 +1,4 @@
-"""How long cells will take: from earlier runs that are alike, else from a probe of about a second per task."""
+"""How long cells will take: from similar earlier runs, else from a probe of about a second per task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a study: a table that grows on a terminal, one line per cell elsewhere, or nothing."""
+"""What a person sees of a study: a growing table on a terminal, one line per cell elsewhere, or nothing."""
 
 from __future__ import annotations
 

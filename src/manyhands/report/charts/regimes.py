@@ -21,7 +21,7 @@ ZONES = {"perfect scaling": "#009e73", "diminishing returns": "#e69f00", "maxima
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One panel per task: what was measured, the fit, and where doubling the batch stops halving the steps."""
+    """One panel per task: what was measured, the fit, and where doubling the batch no longer halves steps."""
     some = [fit for fit in findings.regimes if sum(p.steps is not None for p in fit.points) >= 2]
     found = [fit for fit in some if fit.b_crit] or some
     if not found:

@@ -19,7 +19,7 @@ LOST = ("communication", "wait", "data", "other")
 
 
 def _shown(findings: Findings, task: str) -> tuple[list[Breakdown], int]:
-    """One run per strategy and worker count, at the batch where most can be compared; and how many are not."""
+    """One run per strategy and worker count, at the batch that most of them share; and how many are left."""
     mine = [each for each in findings.breakdowns if each.task == task]
     batch = findings.shown_batch(task)
     found: dict[tuple[str, int, str], Breakdown] = {}

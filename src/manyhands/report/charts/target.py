@@ -20,7 +20,7 @@ MOST_ROWS, MOST_BATCHES = 28, 12
 
 
 def heat_map(findings: Findings) -> Figure | None:
-    """One row per strategy and worker count, one column per batch; what never arrived is said, not left blank."""
+    """One row per strategy and worker count, one column per batch; what was not reached is marked."""
     panels, told, left = [], [], 0
     for task in findings.tasks:
         mine = _of_task(findings, task)
