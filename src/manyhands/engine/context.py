@@ -78,7 +78,7 @@ class RankContext:
         share = BatchShare(
             info.rank // spec.stages, spec.replicas, spec.micro_batches, info.rank % spec.stages == 0
         )
-        self.free = STRATEGIES[spec.strategy].free
+        self.free = STRATEGIES[spec.strategy].asynchronous
         tested = replace(self.task, loss=MeanLoss(self.task.loss))  # apart from the one that trains
         self.feed = Feed(tested, order, share, self.device, dtype, self.clock)
         self.horizon = self.feed.horizon(spec)

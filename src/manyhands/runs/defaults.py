@@ -226,7 +226,7 @@ def _check_stages(spec: RunSpec) -> None:
             f"{spec.stages}, {2 * spec.stages}, {3 * spec.stages}, ... workers"
         )
     chosen = options.build(spec.strategy, spec.strategy_options)
-    assert isinstance(chosen, options.PipelineOptions)
+    assert isinstance(chosen, options.PipelineOptions | options.LayersOptions)
     if chosen.cut and len(chosen.cut) != spec.stages - 1:
         made = formatting.plural(len(chosen.cut) + 1, "stage")
         raise UsageError(

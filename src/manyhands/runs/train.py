@@ -347,7 +347,7 @@ def _losses(spec: RunSpec) -> tuple[frozenset[int], int, int]:
     Rank 0 keeps the books and servers hold what is learned: without them there is no going on. Messages to
     one that is gone do not come back, so only ranks that meet in memory can do without each other.
     """
-    if spec.strict or not STRATEGIES[spec.strategy].free or spec.transport != "shm":
+    if spec.strict or not STRATEGIES[spec.strategy].asynchronous or spec.transport != "shm":
         return frozenset(), 1, 0
     essential = max(1, spec.servers)
     spare = frozenset(range(essential, spec.ranks))

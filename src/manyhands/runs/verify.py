@@ -161,7 +161,7 @@ def _renamed(ours: Probe, named: dict[str, str]) -> dict[str, Tensor]:
 
 def _comparable(spec: RunSpec) -> None:
     """Refuse what is not meant to be equal."""
-    if STRATEGIES[spec.strategy].free:
+    if STRATEGIES[spec.strategy].asynchronous:
         raise UsageError(
             f"strategy {spec.strategy} is not single: its workers go at their own pace, and no two runs are "
             "alike; verify compares strategies that step together (allreduce, average with every 1)"
