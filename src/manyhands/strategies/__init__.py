@@ -4,6 +4,6 @@ The row of each strategy is in `core/registry/strategies.py`, its options beside
 and import nothing of this room. A strategy knows the interface of transports, and nothing of launchers.
 """
 
-from manyhands.core.registry.strategies import STRATEGIES, Strategy
+from manyhands.core.registry.strategies import STRATEGIES, StrategyEntry
 
-__all__ = ["STRATEGIES", "Strategy"]
+__all__ = ["STRATEGIES", "StrategyEntry"]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from manyhands.core import formatting
 from manyhands.core.errors import UsageError, shown
 
 Outer = Literal["mean", "nesterov", "elastic"]
@@ -41,6 +42,9 @@ class StrategyOptions(BaseModel):
 
     def _check(self) -> None:
         """Raise a `UsageError` that names the option that is wrong, or those that do not fit together."""
+
+    def check_workers(self, workers: int) -> None:
+        """Raise a `UsageError` if the options cannot be used with this number of workers."""
 
     def _must(self, name: str, holds: bool, wanted: str, value: Any = None) -> None:
         value = getattr(self, name) if value is None else value
@@ -117,6 +121,14 @@ class AverageOptions(StrategyOptions):
                 "set every to a number of steps, or use outer mean"
             )
 
+    def check_workers(self, workers: int) -> None:
+        """The workers together must not move the center further than they are away from it."""
+        if self.elasticity is not None and self.elasticity * workers > 1:
+            self._refuse(
+                f"elasticity {self.elasticity:g} of {workers} workers moves their center further than they "
+                f"are away from it: at most {1 / workers:.3g}"
+            )
+
 
 class ServerOptions(StrategyOptions):
     """Parameter server: how many ranks serve, how often workers push and pull, which staleness is allowed."""
@@ -157,6 +169,11 @@ class ServerOptions(StrategyOptions):
             if given:
                 self._refuse(f"{name} does not go with the synchronous rounds of backup")
 
+    def check_workers(self, workers: int) -> None:
+        """A round must wait for one worker at least."""
+        if self.backup is not None and self.backup >= workers:
+            self._refuse(f"backup {self.backup} of {workers} workers leaves none to wait for")
+
 
 CUT = "Blocks at which the second and later stages begin, such as 2,5. Balanced by measurement by default."
 
@@ -174,6 +191,10 @@ class LayersOptions(StrategyOptions):
 
     def _check(self) -> None:
         self._must("cut", *_ascends(self.cut))
+
+    def check_workers(self, workers: int) -> None:
+        """There is one stage per worker."""
+        _check_cut(self.cut, workers)
 
 
 class PipelineOptions(StrategyOptions):
@@ -205,6 +226,27 @@ class PipelineOptions(StrategyOptions):
         self._must("stages", self.stages is None or self.stages >= 1, "at least 1")
         self._must("micro_batches", self.micro_batches is None or self.micro_batches >= 1, "at least 1")
         self._must("cut", *_ascends(self.cut))
+
+    def check_workers(self, workers: int) -> None:
+        """The workers make one pipeline or several, each of all stages."""
+        stages = self.stages or workers
+        if workers % stages:
+            raise UsageError(
+                f"{workers} workers cannot be divided into pipelines of {stages} stages: use {stages}, "
+                f"{2 * stages}, {3 * stages}, ... workers"
+            )
+        _check_cut(self.cut, stages)
+        if self.recompute and stages == 1:
+            raise UsageError(
+                "--recompute keeps only the inputs of each stage, but here the model is in one piece: "
+                "--offload auto recomputes where it pays"
+            )
+
+
+def _check_cut(cut: tuple[int, ...], stages: int) -> None:
+    if cut and len(cut) != stages - 1:
+        made = formatting.plural(len(cut) + 1, "stage")
+        raise UsageError(f"a cut at {', '.join(map(str, cut))} makes {made}, but there are {stages}")
 
 
 def _ascends(cut: tuple[int, ...]) -> tuple[bool, str, str]:
