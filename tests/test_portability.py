@@ -16,7 +16,7 @@ from manyhands.core import file_locks
 from manyhands.core.errors import StorageError, UsageError
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.study_results import StudyFolder
-from manyhands.runs.defaults import check_system
+from manyhands.runs.checks import check_system
 
 ELSEWHERE = Path(__file__).with_name("elsewhere.py")
 NEEDS_LINUX = (

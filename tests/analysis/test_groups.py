@@ -140,12 +140,10 @@ def test_of_an_old_record_it_is_guessed():
     assert RunRecord.model_validate(old).higher_is_better is None
 
 
-def test_what_goes_without_saying_is_what_the_strategies_take():
-    """Kept twice, because records are read without what runs."""
-    defaults = {
-        name: option.default for strategy in STRATEGIES for name, option in options.known(strategy).items()
-    }
-    assert defaults == groups._DEFAULTS
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_goes_without_saying_is_the_default_of_the_strategy(strategy: str) -> None:
+    defaults = {name: option.default for name, option in options.known(strategy).items()}
+    assert groups.variant(record(strategy=strategy, strategy_options=defaults)) == strategy
 
 
 def test_where_data_lies_is_no_part_of_a_task_s_name():

@@ -200,7 +200,7 @@ TABLE = {
     ),
     "nobody but backups": (
         "train digits-mlp --strategy server --backup 2 --workers 2",
-        "strategy server: backup 2 of 2 workers leaves nobody to wait for",
+        "strategy server: backup 2 of 2 workers leaves none to wait for",
     ),
     "rounds with a bound": (
         "train digits-mlp --strategy server --workers 2 --backup 1 --bound 2",
@@ -225,12 +225,12 @@ TABLE = {
     "a server alone under mpirun": (
         f"{MPIRUN} train digits-mlp --strategy server",
         "strategy server needs ranks that serve and one to work, but mpirun started 1 and servers is 1: "
-        "nobody would be left to work",
+        "no rank would be left to work",
     ),
     "servers alone under torchrun": (
         f"{TORCHRUN.format(2)} train digits-mlp --strategy server --servers 2",
         "strategy server needs ranks that serve and one to work, but torchrun started 2 and servers is 2: "
-        "nobody would be left to work",
+        "no rank would be left to work",
     ),
     "workers and servers are more than torchrun started": (
         f"{TORCHRUN.format(2)} train digits-mlp --strategy server --workers 2",

@@ -231,7 +231,13 @@ class Plan(NamedTuple):
 
     @property
     def options(self) -> PipelineOptions:
-        return PipelineOptions(self.stages, self.micro_batches, self.schedule, self.recompute, self.cut)  # type: ignore[arg-type]
+        return PipelineOptions(
+            stages=self.stages,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,  # type: ignore[arg-type]
+            recompute=self.recompute,
+            cut=self.cut,
+        )
 
     def share(self, rank: int) -> BatchShare:
         replica, stage = divmod(rank, self.stages)

@@ -280,7 +280,7 @@ def test_beside_others_rank_0_decides(own: Path, monkeypatch: pytest.MonkeyPatch
     def follow(spec: RunSpec, launcher: object) -> None:
         raise ToldError
 
-    monkeypatch.setattr(running, "_follow", follow)
+    monkeypatch.setattr(running, "follow", follow)
     with pytest.raises(ToldError):
         resume_folder(own, {}, callbacks=[Callback()])
     monkeypatch.setenv("RANK", "0")

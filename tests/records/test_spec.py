@@ -118,6 +118,17 @@ def test_stages_replicas_and_micro_batches(fields: dict[str, Any], numbers: tupl
     assert (spec.stages, spec.replicas, spec.micro_batches) == numbers
 
 
+def test_one_worker_alone_is_the_null_member_of_every_axis() -> None:
+    fields = {"workers": 4, "strategy": "server", "strategy_options": {"servers": 2}, "accumulate": 2}
+    spec = RunSpec.of(task="quadratic", transport="shm", launcher="local", **fields)
+    assert spec.alone(threads=1) == RunSpec.of(task="quadratic", accumulate=2, threads=1)
+
+
+def test_a_strategy_of_another_version_is_one_rank_per_worker() -> None:
+    spec = RunSpec.of(task="quadratic", strategy="gossip", workers=3, strategy_options={"servers": 2})
+    assert (spec.ranks, spec.stages, spec.traits.exact) == (3, 1, False)
+
+
 def test_who_computes_and_how_memory_is_spared_may_change_on_resume() -> None:
     before = RunSpec.of(
         task="quadratic", strategy="pipeline", workers=2, strategy_options={"micro_batches": 4}

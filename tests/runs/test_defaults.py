@@ -1,4 +1,4 @@
-"""What is chosen where the user leaves it open, and what is refused."""
+"""What is chosen where the user leaves it open."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from manyhands.core.errors import UsageError
+from manyhands.core.registry import transports
 from manyhands.records.spec import RunSpec
-from manyhands.runs import defaults as module
-from manyhands.runs.defaults import arrange, check_arrangement, leads, rearrange
+from manyhands.runs import defaults
+from manyhands.runs.defaults import arrange, leads, rearrange
 
 TORCHRUN = {
     "RANK": "1",
@@ -56,6 +57,10 @@ ONE_HOST = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
         ({"strategy": "hogwild", "restarts": 1}, {}, (1, "hogwild", "solo", "local")),
         ({"strategy": "hogwild", "workers": 2}, {}, (2, "hogwild", "shm", "local")),
         ({"strategy": "hogwild"}, ONE_HOST, (4, "hogwild", "shm", "env")),
+        ({"strategy": "hogwild"}, MPIRUN, (4, "hogwild", "mpi", "env")),  # which is refused, with its reason
+        ({"strategy": "sharded", "workers": 2}, {}, (2, "sharded", "torch", "local")),
+        ({"strategy": "sharded"}, MPIRUN, (4, "sharded", "torch", "env")),
+        ({"strategy": "sharded"}, {}, (1, "sharded", "solo", "inline")),
         # weights are averaged by messages where MPI is at home
         ({"strategy": "average", "workers": 2}, {}, (2, "average", "shm", "local")),
         ({"strategy": "average"}, ONE_HOST, (4, "average", "mpi", "env")),
@@ -76,8 +81,7 @@ def test_ranks_of_torchrun_must_be_as_many_as_asked_for() -> None:
         arrange({"workers": 3}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^workers is 2 and servers is 1, but torchrun started 2$"):
         arrange({"workers": 2, "strategy": "server"}, TORCHRUN)
-    nobody = "started 2 and servers is 2: nobody would be left to work$"
-    with pytest.raises(UsageError, match=nobody):
+    with pytest.raises(UsageError, match=r"started 2 and servers is 2: no rank would be left to work$"):
         arrange({"strategy": "server", "strategy_options": {"servers": 2}}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^launcher env takes the processes that torchrun, mpirun or srun"):
         arrange({"launcher": "env"}, {})
@@ -87,75 +91,6 @@ def test_one_rank_speaks() -> None:
     assert leads({})
     assert not leads(TORCHRUN)
     assert leads({**TORCHRUN, "RANK": "0"})
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"workers": 2}, "strategy single has one worker, but workers is 2"),
-        (
-            {"strategy": "allreduce", "workers": 2, "launcher": "local"},
-            "transport solo has one rank, but workers is 2: use shm, torch or mpi",
-        ),
-        (
-            {"strategy": "allreduce", "workers": 2, "transport": "shm"},
-            "launcher inline runs one rank, but workers is 2: use local",
-        ),
-        (
-            {"strategy": "allreduce", "workers": 2, "transport": "mpi", "launcher": "local"},
-            "transport mpi needs workers that mpirun started: use --launcher mpi, or mpirun -n 2 manyhands "
-            "train ...",
-        ),
-        (
-            {"transport": "threads"},
-            "transport threads joins workers inside one process, for tests; between processes use shm, torch "
-            "or mpi",
-        ),
-        (
-            {"restarts": 1},
-            "--restarts starts workers again, which launcher inline cannot: use local or mpi (torchrun has "
-            "--max-restarts)",
-        ),
-        (
-            {
-                "strategy": "allreduce",
-                "workers": 2,
-                "transport": "shm",
-                "launcher": "local",
-                "device": "cuda",
-            },
-            "transport shm shares main memory, not a GPU's: use torch, or --device cpu",
-        ),
-        (
-            {"strategy": "server", "workers": 2, "transport": "mpi", "launcher": "local"},
-            "transport mpi needs workers that mpirun started: use --launcher mpi, or mpirun -n 3 manyhands "
-            "train ...",
-        ),
-        (
-            {"strategy": "server", "transport": "shm"},
-            "launcher inline runs one rank, but workers is 1 and servers is 1: use local",
-        ),
-        (
-            {"strategy": "hogwild", "workers": 2, "transport": "torch", "launcher": "local"},
-            "strategy hogwild writes into memory that all workers share, which transport torch has not: use "
-            "shm, or strategy server between hosts",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        check_arrangement(RunSpec.of(task="quadratic", **fields))
-    assert str(caught.value) == sentence
-
-
-def test_mpi_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    spec = RunSpec.of(task="quadratic", strategy="allreduce", workers=2, transport="mpi", launcher="mpi")
-    with pytest.raises(UsageError) as caught:
-        check_arrangement(spec)
-    assert str(caught.value) == (
-        "MPI needs mpi4py and mpirun, which are not installed: pip install 'manyhands[mpi]'"
-    )
 
 
 @pytest.mark.parametrize(
@@ -203,11 +138,18 @@ def test_another_strategy_is_arranged_anew_and_keeps_no_options() -> None:
     assert (found["workers"], found["transport"], found["launcher"]) == (1, "shm", "local")
 
 
-def test_shared_memory_is_refused_where_a_gpu_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --device auto it was not, and workers went on without ever summing a gradient."""
-    monkeypatch.setattr(module, "_cuda", lambda device: device != "cpu")
-    two: dict[str, Any] = {"task": "quadratic", "workers": 2, "transport": "shm", "launcher": "local"}
-    with pytest.raises(UsageError, match="not a GPU's: use torch, or --device cpu"):
-        check_arrangement(RunSpec.of(**two, strategy="allreduce"))
-    check_arrangement(RunSpec.of(**two, strategy="allreduce", device="cpu"))
-    check_arrangement(RunSpec.of(**two, strategy="hogwild"))
+def test_without_mpi4py_messages_between_hosts_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "find_spec", lambda name: None)
+    assert arrange({}, MPIRUN)["transport"] == "torch"
+    assert arrange({"strategy": "average"}, ONE_HOST)["transport"] == "torch"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "transport"), [("allreduce", "torch"), ("server", "torch"), ("hogwild", "shm")]
+)
+def test_models_on_gpus_are_not_in_shared_memory(
+    strategy: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "uses_cuda", lambda device: device != "cpu")
+    assert arrange({"workers": 2, "strategy": strategy}, {})["transport"] == transport
+    assert arrange({"workers": 2, "strategy": strategy, "device": "cpu"}, {})["transport"] == "shm"

@@ -14,7 +14,7 @@ from manyhands.testing.strategies import StrategySuite
 
 
 class TestStrategies(StrategySuite):
-    @pytest.fixture(autouse=True, params=[name for name, row in STRATEGIES.items() if not row.free])
+    @pytest.fixture(autouse=True, params=[name for name, row in STRATEGIES.items() if not row.asynchronous])
     def _strategy(self, request: pytest.FixtureRequest) -> None:
         self.strategy = registry.member("strategy", STRATEGIES, request.param)  # type: ignore[misc]
         self.options = build(request.param, {})
@@ -46,5 +46,5 @@ class TestBackup(TestServer):
 
 
 def test_every_strategy_is_here() -> None:
-    free = {name for name, row in STRATEGIES.items() if row.free}
+    free = {name for name, row in STRATEGIES.items() if row.asynchronous}
     assert free == {suite.name for suite in (TestHogwild, TestServer)}

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from manyhands.analysis import groups
 from manyhands.analysis.groups import Key
 from manyhands.analysis.target import ToTarget, to_target
+from manyhands.core.registry.strategies import DATA_PARALLEL, ONE_WORKER, having
 from manyhands.core.statistics import Summary
 from manyhands.records.record import RunRecord
-
-FREE = ("server", "hogwild")  # their workers go at their own pace
 
 
 class Asynchrony(NamedTuple):
@@ -39,14 +38,14 @@ def asynchronous(records: Iterable[RunRecord]) -> list[Asynchrony]:
     found = []
     for task in groups.tasks(everything):
         mine = groups.of_task(everything, task)
-        if any(record.spec.strategy in FREE for record in mine):
+        if any(record.spec.traits.asynchronous for record in mine):
             found += _of_task(task, mine)
     return found
 
 
 def _of_task(task: str, mine: Sequence[RunRecord]) -> list[Asynchrony]:
     arrivals = {_key(each): each for each in to_target(mine)}
-    shown = (*FREE, "allreduce")
+    shown = (*having("asynchronous"), DATA_PARALLEL)
     cells = groups.cells(record for record in mine if record.spec.strategy in shown)
     return [_row(task, key, alike, arrivals) for key, alike in cells.items()]
 
@@ -73,8 +72,8 @@ def _row(task: str, key: Key, alike: Sequence[RunRecord], arrivals: dict[Key, To
 
 def _synchronous(key: Key, arrivals: dict[Key, ToTarget]) -> ToTarget | None:
     """The all-reduce with the same workers and batch; else one worker with that batch."""
-    return arrivals.get(key._replace(variant="allreduce")) or arrivals.get(
-        key._replace(variant="single", workers=1)
+    return arrivals.get(key._replace(variant=DATA_PARALLEL)) or arrivals.get(
+        key._replace(variant=ONE_WORKER, workers=1)
     )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from manyhands.analysis.scaling import MILLION, Point
 from manyhands.analysis.target import ToTarget
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.core.statistics import Summary, ratio
 
 
@@ -23,7 +24,7 @@ class Candidate(NamedTuple):
     def name(self) -> str:
         """`allreduce, 2 workers, batch 256`; one worker by its threads."""
         cell = self.cell
-        if cell.variant != "single":
+        if cell.variant != ONE_WORKER:
             return f"{cell.variant}, {cell.crew}, batch {cell.batch}"
         many = "one thread" if cell.threads == 1 else f"{cell.threads} threads"
         return f"one worker with {many}, batch {cell.batch}"
@@ -35,7 +36,7 @@ class Candidate(NamedTuple):
 
     def alone(self, threads: int) -> bool:
         """Whether it is one worker with so many threads, as it comes."""
-        return self.cell.variant == "single" and self.cell.threads == threads
+        return self.cell.variant == ONE_WORKER and self.cell.threads == threads
 
 
 def by_time(tries: Sequence[ToTarget]) -> list[Candidate]:

@@ -9,6 +9,7 @@ from manyhands.analysis import groups
 from manyhands.analysis.breakdown import Breakdown, breakdown, compute, rank_phases
 from manyhands.analysis.scaling import Baseline
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import STRATEGIES, having
 from manyhands.records.record import RunRecord
 
 EFFICIENT = 0.85  # of the step spent computing: what good systems reach (Goyal et al.: 90 % on 256 GPUs)
@@ -67,7 +68,7 @@ def communication(facts: Facts) -> Verdict | None:
 
 
 def _sparing(facts: Facts) -> str:
-    if facts.record.spec.strategy in groups.STAGED:
+    if facts.record.spec.traits.staged:
         return "it grows with the batch: fewer stages, or sharing the batch with `allreduce`, would spare it"
     ways = [way for way in (_larger_batch(facts), _rarer(facts)) if way]
     if not ways:
@@ -94,10 +95,12 @@ def _larger_batch(facts: Facts) -> tuple[str, float] | None:
 def _rarer(facts: Facts) -> tuple[str, float] | None:
     """An exchange every so many steps is that many times less of it."""
     spec = facts.record.spec
-    name, flag, now = {
-        "average": ("average", "every", spec.strategy_options.get("every", 16)),
-        "server": ("server", "push-every", spec.strategy_options.get("push_every", 1)),
-    }.get(spec.strategy, ("average", "every", 1))
+    if option := spec.traits.interval:
+        name, now = spec.strategy, groups.option(facts.record, option)
+    else:
+        name, now = having("averaging")[0], 1
+        option = STRATEGIES[name].interval
+    flag = option.replace("_", "-")
     talking = facts.step.phases["communication"]
     busy = facts.step.step_seconds - talking
     for factor in _powers():
@@ -110,7 +113,7 @@ def _rarer(facts: Facts) -> tuple[str, float] | None:
 def stragglers(facts: Facts) -> Verdict | None:
     """Ranks that wait for the slowest of them."""
     share = facts.share("wait")
-    if not facts.timed or facts.record.spec.strategy in groups.STAGED or share < WAITING:
+    if not facts.timed or facts.record.spec.traits.staged or share < WAITING:
         return None
     rank, behind = slowest(facts.record)
     text = f"{formatting.percent(share)} of the step is waiting"
@@ -165,11 +168,11 @@ def _varying(record: RunRecord) -> str:
 def bubble(facts: Facts) -> Verdict | None:
     """Stages that wait for each other's activations and gradients."""
     spec, share = facts.record.spec, facts.share("wait")
-    if not facts.timed or spec.strategy not in groups.STAGED or spec.stages < 2 or share < WAITING:
+    if not facts.timed or not spec.traits.staged or spec.stages < 2 or share < WAITING:
         return None
     better = MICRO_BATCHES * spec.stages
     text = f"{formatting.percent(share)} of the step the {spec.stages} stages wait for each other; "
-    if spec.strategy == "layers":
+    if spec.traits.serial:
         text += f"one batch at a time keeps one of them busy: `pipeline --micro-batches {better}` would"
         text += f" leave {formatting.percent(idle(spec.stages, better))} idle."
     elif spec.micro_batches < better:

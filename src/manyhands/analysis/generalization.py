@@ -34,7 +34,7 @@ def generalization(records: Iterable[RunRecord]) -> list[Generalization]:
     families: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
         ended = record.status != "target" and groups.attempted(record)
-        if record.spec.strategy in groups.SYNCHRONOUS and ended:
+        if record.spec.traits.exact and ended:
             family = groups.task_name(record), groups.recipe_variant(record)
             families.setdefault(family, []).append(record)
     return [row for (task, recipe), alike in families.items() for row in _rows(task, recipe, alike)]

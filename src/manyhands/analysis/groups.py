@@ -8,33 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
+from manyhands.core.registry.strategy_options import left_at_default
 from manyhands.records.record import RunRecord
 
-SYNCHRONOUS = ("single", "allreduce", "layers", "pipeline", "sharded")  # the same steps as one worker makes
-STAGED = ("layers", "pipeline")
-
-# What is not named because it is what one gets. The same as in strategies/options.py, as a test makes sure:
-# what runs is not imported to read records.
-_DEFAULTS: dict[str, Any] = {
-    "every": 16,
-    "post_local": False,
-    "outer": "mean",
-    "outer_lr": 0.7,
-    "outer_momentum": 0.9,
-    "elasticity": None,
-    "average_optimizer": None,
-    "servers": 1,
-    "push_every": 1,
-    "pull_every": 1,
-    "staleness_aware": False,
-    "bound": None,
-    "backup": None,
-    "stages": None,
-    "micro_batches": None,
-    "schedule": "1f1b",
-    "recompute": False,
-    "cut": (),
-}
 _SCALINGS = {"linear": "linear", "sqrt": "square root"}
 
 
@@ -59,20 +36,31 @@ def variant(record: RunRecord) -> str:
         "memory": formatting.size(spec.memory) if spec.memory else None,
         "sync_batchnorm": spec.sync_batchnorm or None,
         "dtype": None if spec.dtype == "float32" else spec.dtype,
-        "transport": None if spec.transport in ("solo", "shm") else spec.transport,
+        "transport": spec.named_transport,
     }
     named = options | {name: value for name, value in more.items() if value is not None}
     return " ".join([spec.strategy, *_pairs(named)])
 
 
+def traits_of(variant: str) -> StrategyEntry:
+    """What is known of the strategy that a variant is of."""
+    return STRATEGIES.get(variant.split()[0], UNKNOWN)
+
+
+def option(record: RunRecord, name: str) -> Any:
+    """The value of an option of the strategy, or its default."""
+    fields = record.spec.traits.options.model_fields
+    return record.spec.strategy_options.get(name, fields[name].default if name in fields else None)
+
+
 def recipe_variant(record: RunRecord) -> str:
-    """How the rate follows the batch: `linear + warm-up`, `linear, no warm-up`, `no scaling`."""
+    """How the learning rate follows the batch: `linear + warm-up`, `linear, no warm-up`, `no scaling`."""
     recipe = record.recipe
     scaling = _SCALINGS.get(str(recipe.get("scaling", "none")))
     warms = " + warm-up" if recipe.get("warmup") else ", no warm-up"
-    rate = scaling + warms if scaling else "no scaling"
+    lr = scaling + warms if scaling else "no scaling"
     optimizer = recipe.get("optimizer", "sgd")
-    return rate if optimizer == "sgd" else f"{optimizer}, {rate}"
+    return lr if optimizer == "sgd" else f"{optimizer}, {lr}"
 
 
 def title(record: RunRecord) -> str:
@@ -83,7 +71,7 @@ def title(record: RunRecord) -> str:
 def crew(record: RunRecord) -> str:
     """Who works: `2 workers`, `2 workers + 1 server`; one worker by its threads: `1 thread`."""
     spec, each = record.spec, threads(record)
-    if spec.strategy == "single":
+    if spec.traits.one_worker:
         return formatting.plural(each, "thread")
     crew = formatting.plural(spec.workers, "worker")
     serving = f" + {formatting.plural(spec.servers, 'server')}" if spec.servers else ""
@@ -191,10 +179,10 @@ def runs(records: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def _usual(name: str, value: Any, record: RunRecord) -> bool:
+    """Whether an option needs no mention: its default, or what the strategy chose by itself."""
     if name in record.choices or (name == "stages" and value == record.spec.workers):
-        return True  # what a strategy chose by itself may differ from repeat to repeat
-    default = _DEFAULTS.get(name)
-    return value == default or (isinstance(value, list) and tuple(value) == default)
+        return True  # it may differ from repeat to repeat
+    return name in left_at_default(record.spec.traits.options, {name: value})
 
 
 def _pairs(options: Mapping[str, Any]) -> list[str]:

@@ -53,11 +53,7 @@ class Regimes(NamedTuple):
 
 def regimes(records: Iterable[RunRecord]) -> list[Regimes]:
     """A curve for each task, target and kind of recipe that was run with more than one batch."""
-    tries = [
-        record
-        for record in records
-        if record.spec.strategy in groups.SYNCHRONOUS and groups.attempted(record)
-    ]
+    tries = [record for record in records if record.spec.traits.exact and groups.attempted(record)]
     families: dict[tuple[str, str, float], list[RunRecord]] = {}
     for record in tries:
         family = (groups.task_name(record), groups.recipe_variant(record), record.target)

@@ -85,7 +85,7 @@ def staleness(facts: Facts) -> Verdict | None:
     if mean is None or mean < STALE:
         return None
     text = f"updates are {mean:.1f} steps stale on average, at most {max(facts.record.staleness)}"
-    if facts.record.spec.strategy != "server":
+    if not facts.record.spec.traits.serves:
         return Verdict("staleness", f"{text}: fewer workers, or `server --bound 4`, keep it down.", 0.0)
     if not facts.record.spec.strategy_options.get("staleness_aware"):
         text += ": `--staleness-aware` divides the learning rate of each by it, `--bound 4` keeps it down"

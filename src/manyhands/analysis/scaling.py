@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from manyhands.analysis import groups
 from manyhands.analysis.groups import Key
+from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.core.statistics import NOISY, Summary, ratio, summary
 from manyhands.records.record import RunRecord
 
@@ -70,7 +71,7 @@ def baselines(records: Iterable[RunRecord], task: str, batch: int | None) -> Pai
     alone = [
         record
         for record in groups.of_task(records, task)
-        if groups.measured(record) and groups.variant(record) == "single"
+        if groups.measured(record) and groups.variant(record) == ONE_WORKER
     ]
     one = [record for record in alone if groups.threads(record) == 1]
     every = [record for record in alone if groups.threads(record) == record.environment.cores > 1]
@@ -129,7 +130,7 @@ def _members(cells: Iterable[Key], kind: Kind, variant: str, threads: int, fixed
     there = [key for key in cells if key.threads == threads and fixed_of(key, kind) == fixed]
     line = [key for key in there if key.variant == variant]
     if all(key.workers > 1 for key in line):
-        line += [key for key in there if key.variant == "single"]
+        line += [key for key in there if key.variant == ONE_WORKER]
     return sorted(line, key=lambda key: key.workers)
 
 
@@ -170,7 +171,7 @@ def _point(key: Key, alike: Sequence[RunRecord], pair: Pair, price: float | None
 def _over(key: Key, rate: Summary, baseline: Baseline | None) -> Summary | None:
     if baseline is None:
         return None
-    if key == ("single", 1, baseline.threads, baseline.batch):
+    if key == (ONE_WORKER, 1, baseline.threads, baseline.batch):
         return Summary(1.0, 1.0, 1.0, rate.n)  # the very same runs: their noise cancels out
     return ratio(rate, baseline.throughput)
 

@@ -16,7 +16,7 @@ def _judge(results: Results) -> Finding:
     runs = [
         record
         for record in results.records
-        if record.spec.strategy == "average" and groups.higher_is_better(record)  # points of accuracy
+        if record.spec.traits.averaging and groups.higher_is_better(record)  # points of accuracy
     ]
     parts: list[tuple[bool, str]] = []
     table: list[Row] = []
@@ -52,7 +52,7 @@ def _judge(results: Results) -> Finding:
 def _by_every(records: list[RunRecord]) -> dict[int | str, list[RunRecord]]:
     found: dict[int | str, list[RunRecord]] = {}
     for record in records:
-        every = record.spec.strategy_options.get("every", 16)
+        every = groups.option(record, record.spec.traits.interval)
         found.setdefault(int(every) if str(every).isdecimal() else str(every), []).append(record)
     return found
 

@@ -7,9 +7,8 @@ from manyhands.analysis.asynchrony import Asynchrony, asynchronous
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.scaling import Point, curves, points
 from manyhands.claims.base import Claim, Finding, Row, together, unsettled
+from manyhands.core.registry.strategies import DATA_PARALLEL
 from manyhands.records.study_results import Results
-
-MODEL = ("layers", "pipeline")
 
 
 def _data_or_model(results: Results) -> Finding:
@@ -19,8 +18,8 @@ def _data_or_model(results: Results) -> Finding:
         found = [point for point in points(results.records, task) if point.workers > 1]
         for workers, batch in sorted({(point.workers, point.batch) for point in found}):
             here = [point for point in found if (point.workers, point.batch) == (workers, batch)]
-            data = [point for point in here if point.variant.split()[0] == "allreduce"]
-            model = [point for point in here if point.variant.split()[0] in MODEL]
+            data = [point for point in here if point.variant.split()[0] == DATA_PARALLEL]
+            model = [point for point in here if groups.traits_of(point.variant).staged]
             if not data or not model:
                 continue
             table += [_speed_row(task, point) for point in here]
@@ -81,7 +80,7 @@ def _told(line: FineLine) -> str:
 def _asynchrony(results: Results) -> Finding:
     rows = [row for row in asynchronous(results.records) if row.workers > 1]
     table: list[Row] = [_stale_row(row) for row in rows]
-    free = [row for row in rows if row.variant.split()[0] in ("server", "hogwild")]
+    free = [row for row in rows if groups.traits_of(row.variant).asynchronous]
     settled = [row for row in free if row.samples_ratio is not None or row.samples is None]
     if not settled:
         return unsettled(

@@ -72,7 +72,7 @@ def _print_member(name: str, json: bool) -> None:
     if name in RECIPES:
         builder = registry.member("recipe", RECIPES, name)
     elif name in STRATEGIES:
-        builder = registry.load(STRATEGIES[name].options)
+        builder = STRATEGIES[name].options
     elif name in TASKS or ".py" in name:
         from manyhands.tasks.find import builder as find
 

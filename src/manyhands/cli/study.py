@@ -57,7 +57,7 @@ def study(
     A study that was stopped goes on where it was when the same command is given again.
     """
     from manyhands.core.atomic_files import usable
-    from manyhands.runs.defaults import most_ranks
+    from manyhands.runs.checks import most_ranks
     from manyhands.study import guarded, preview, view
     from manyhands.study import study_file as files
     from manyhands.study.execute import execute

@@ -78,7 +78,7 @@ class RankContext:
         share = BatchShare(
             info.rank // spec.stages, spec.replicas, spec.micro_batches, info.rank % spec.stages == 0
         )
-        self.free = STRATEGIES[spec.strategy].free
+        self.free = spec.traits.asynchronous
         tested = replace(self.task, loss=MeanLoss(self.task.loss))  # apart from the one that trains
         self.feed = Feed(tested, order, share, self.device, dtype, self.clock)
         self.horizon = self.feed.horizon(spec)
@@ -149,7 +149,7 @@ class RankContext:
         check_real(model, f"the model of {self.task.name}")
         model = model.to(self.device, dtype)
         # on CUDA parameters stay where they are, or are cut
-        if self.spec.strategy != "single" and self.device.type == "cpu":
+        if not self.spec.traits.one_worker and self.device.type == "cpu":
             refuse_views(model)
         if self.info.rank:
             seed(key(self.spec.seed, self.info.rank), self.hardware)  # each worker drops out its own units

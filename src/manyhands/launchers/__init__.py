@@ -1,14 +1,9 @@
-"""Where workers run: one file a launcher, one row each here."""
+"""Where workers run: one file or folder per launcher.
 
-from manyhands.core.registry import Entry
+The row of each launcher is in `core/registry/launchers.py`. A launcher starts processes, supervises them and
+knows nothing of what they compute; it imports no torch.
+"""
 
-LAUNCHERS: dict[str, Entry] = {
-    "inline": Entry("manyhands.launchers.inline:InlineLauncher", "one worker, in this process"),
-    "local": Entry("manyhands.launchers.local:LocalLauncher", "a process a worker, on this machine"),
-    "env": Entry(
-        "manyhands.launchers.env.launcher:EnvLauncher", "workers already started by torchrun, mpirun or Slurm"
-    ),
-    "mpi": Entry(
-        "manyhands.launchers.mpi:MpiLauncher", "a rank of mpirun a worker, on this machine or several"
-    ),
-}
+from manyhands.core.registry.launchers import LAUNCHERS, LauncherEntry
+
+__all__ = ["LAUNCHERS", "LauncherEntry"]

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from manyhands.core import formatting
 from manyhands.core.errors import UsageError, choices, shown
 from manyhands.core.registry import reason_of
+from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
+from manyhands.core.registry.transports import TRANSPORTS
 
 DIGITS = 12  # of an id; with 8, ten thousand cells of a study had a chance of 1 % that two were alike
 OLD_DIGITS = 8  # of an id that version 0.1.0 wrote
@@ -224,22 +226,37 @@ class RunSpec(BaseModel):
         """The user's own file that makes the task; none where it is one of ours."""
         return file_of(self.task)
 
+    def alone(self, **fields: Any) -> Self:
+        """The same with one worker in this process: the null member of every axis."""
+        null = {name: type(self).model_fields[name].default for name in _WHO_WORKS}
+        return self.replace(**{**null, **fields})
+
+    @property
+    def traits(self) -> StrategyEntry:
+        """What is known of its strategy; of one that this version does not have, nothing."""
+        return STRATEGIES.get(self.strategy, UNKNOWN)
+
     @property
     def servers(self) -> int:
-        """Ranks that serve and do not train."""
-        return int(self.strategy_options.get("servers", 1)) if self.strategy == "server" else 0
+        """Ranks that hold the parameters and do not train."""
+        return int(self.strategy_options.get("servers", 1)) if self.traits.serves else 0
 
     @property
     def ranks(self) -> int:
-        """Processes of the gang: those that train and those that serve."""
+        """Processes of the run: those that train and those that serve."""
         return self.servers + self.workers
 
     @property
     def stages(self) -> int:
-        """Parts into which the model is cut, a worker each; 1 where every worker has all of it."""
-        if self.strategy not in ("layers", "pipeline"):
-            return 1
-        return int(self.strategy_options.get("stages") or self.workers)
+        """Parts of the model, one worker each; 1 where every worker has all of it."""
+        return int(self.strategy_options.get("stages") or self.workers) if self.traits.staged else 1
+
+    @property
+    def named_transport(self) -> str | None:
+        """The transport if a title must name it: workers of one host that share memory are the usual case."""
+        row = TRANSPORTS.get(self.transport)
+        usual = row is not None and (row.one_rank or row.shared_memory)
+        return None if usual else self.transport
 
     @property
     def replicas(self) -> int:
@@ -312,6 +329,7 @@ def file_of(task: str) -> Path | None:
 
 
 _NOT_SET = "not set"
+_WHO_WORKS = ("strategy", "strategy_options", "transport", "launcher", "workers")
 
 
 def _share(batch: int, parts: int) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from manyhands.core import environment, formatting, registry
+from manyhands.core.registry import launchers, strategies, transports
+from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.core.signals import StopRequest
-from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Launcher
 from manyhands.records.spec import RunSpec
 
@@ -38,7 +39,7 @@ def choose(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
 
     assert spec.batch is not None
     found = splits(environment.cores(), spec.batch)
-    launcher: Launcher = registry.member("launcher", LAUNCHERS, "local")()
+    launcher: Launcher = registry.member("launcher", LAUNCHERS, launchers.LOCAL)()
     rates = [0.0] * len(found)
     for _ in range(ROUNDS if len(found) > 1 else 0):
         for number, split in enumerate(found):
@@ -62,7 +63,7 @@ def with_micro_batches(spec: RunSpec, unit: str, say: Callable[[str], None]) -> 
     share = spec.batch // spec.replicas
     counts = [count for count in (1, 2, 4, 8, 16, 32) if count == 1 or share // count >= LEAST]
     specs = [_in_parts(spec, count) for count in counts]
-    if spec.launcher != "local":  # whose ranks are there for the run only
+    if not LAUNCHERS[spec.launcher].probes:
         chosen = specs[min(len(specs) - 1, 3)]
         parts = formatting.plural(chosen.micro_batches, "micro-batch", "micro-batches")
         say(f"{parts} a batch; --micro-batches says otherwise")
@@ -93,11 +94,13 @@ def _in_parts(spec: RunSpec, count: int) -> RunSpec:
 
 def placed(spec: RunSpec, split: Split) -> RunSpec:
     """The spec on this split."""
-    alone = split.workers == 1
+    if split.workers == 1:
+        launcher = launchers.default(1, None, spec.restarts)
+        return spec.alone(threads=split.threads, launcher=launcher)
     return spec.replace(
         workers=split.workers,
         threads=split.threads,
-        strategy="single" if alone else "allreduce",
-        transport="solo" if alone else "shm",
-        launcher="inline" if alone and not spec.restarts else "local",
+        strategy=strategies.DATA_PARALLEL,
+        transport=transports.ONE_HOST,
+        launcher=launchers.LOCAL,
     )

@@ -1,66 +1,50 @@
-"""Who does the work and how they talk, where the user left it open; and the combinations that cannot work."""
+"""What the user left open: workers, strategy, launcher and transport are filled in."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manyhands.core import environment, formatting
 from manyhands.core.errors import UsageError
+from manyhands.core.registry import launchers, strategies, transports
+from manyhands.core.registry.launchers import LAUNCHERS
+from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
+from manyhands.core.registry.transports import TRANSPORTS
 from manyhands.launchers.env.rendezvous import StarterInfo, detect
 from manyhands.records.spec import RunSpec
-from manyhands.strategies import options
 
 
 def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The settings with workers, strategy, launcher and transport filled in where they are missing.
 
-    One worker is `single`, `solo`, `inline`. Several are `allreduce` on `shm`, started by `local`; the ranks
-    of torchrun, mpirun or Slurm are taken as they are.
+    One worker is `single`, `solo`, `inline`. Several are `allreduce` on `shm`, started by `local`; ranks that
+    torchrun, mpirun or Slurm started are used as they are.
     """
     found = detect(os.environ if environ is None else environ)
     chosen = {name: value for name, value in settings.items() if value is not None}
-    if found is not None and chosen.get("launcher", "env") == "env":
-        chosen["launcher"] = "env"
-        chosen["workers"] = _agreed(chosen.get("workers"), _servers(chosen), found)
-    elif chosen.get("launcher") == "env":
+    if found is not None and joins(chosen.get("launcher", launchers.STARTED)):
+        chosen["launcher"] = launchers.STARTED
+        chosen["workers"] = _started_workers(chosen, found)
+    elif joins(chosen.get("launcher")):
         raise UsageError(
-            "launcher env takes the processes that torchrun, mpirun or srun started, and none of them did "
-            "(RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not set)"
+            f"launcher {chosen['launcher']} takes the processes that torchrun, mpirun or srun started, and "
+            "none of them did (RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not set)"
         )
     if "memory" in chosen:
         chosen.setdefault("offload", "auto")
     workers = chosen.get("workers", 1)
-    alone = workers == 1 and chosen.get("strategy", "single") == "single"
-    chosen.setdefault("strategy", "single" if alone else "allreduce")
+    chosen.setdefault("strategy", strategies.ONE_WORKER if workers == 1 else strategies.DATA_PARALLEL)
     ranks = workers + _servers(chosen) if isinstance(workers, int) else workers
-    chosen.setdefault("launcher", _launcher(ranks, chosen))
+    default = launchers.default(ranks, chosen.get("transport"), chosen.get("restarts", 0))
+    chosen.setdefault("launcher", default)
     chosen.setdefault("transport", _transport(chosen, ranks, found))
     return chosen
 
 
-def _servers(chosen: Mapping[str, Any]) -> int:
-    """Ranks that serve and do not train; what is no number is refused where options are checked."""
-    if chosen.get("strategy") != "server":
-        return 0
-    try:
-        return max(1, int(chosen.get("strategy_options", {}).get("servers", 1)))
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return 1
-
-
-def leads(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this process is the one that speaks: all are, but ranks 1, 2, ... of torchrun and its like."""
-    found = detect(os.environ if environ is None else environ)
-    return found is None or found.rank == 0
-
-
 def rearrange(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that goes on: what it had, but arranged anew where the workers change."""
+    """The settings of a run that is resumed: what it had, but filled in again where the workers change."""
     strategy, given = settings.get("strategy", before.strategy), settings.get("strategy_options", {})
     options = {**(before.strategy_options if strategy == before.strategy else {}), **given}
     here = arrange(
@@ -72,178 +56,57 @@ def rearrange(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
         }
     )
     workers = here.get("workers", before.workers)
-    same = workers == before.workers and strategy == before.strategy
-    if same and here.get("launcher") != "env" and before.launcher != "env":
+    unchanged = workers == before.workers and strategy == before.strategy
+    if unchanged and not joins(here.get("launcher")) and not joins(before.launcher):
         stored = {"transport": before.transport, "launcher": before.launcher, "strategy": strategy}
         return {**stored, "workers": workers, **settings, "strategy_options": options}
-    if before.strategy == "single" and workers != 1:
-        strategy = settings.get("strategy", "allreduce")
+    if before.traits.one_worker and workers != 1:
+        strategy = settings.get("strategy", strategies.DATA_PARALLEL)
     return arrange({**settings, "strategy": strategy, "workers": workers, "strategy_options": options})
 
 
-def check_system(launcher: str) -> None:
-    """Several processes are looked after by means that Linux has; one worker needs none of them."""
-    needs = {"inline": (), "local": ("waitid",)}.get(launcher, ("register_at_fork",))
-    if missing := [f"os.{name}" for name in needs if not hasattr(os, name)]:
-        raise UsageError(
-            f"launcher {launcher} needs Linux: Python on this system ({sys.platform}) has no {missing[0]}; "
-            "one worker trains here, without --workers"
-        )
+def leads(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process writes and prints: all do, except ranks 1, 2, ... of torchrun and its like."""
+    found = detect(os.environ if environ is None else environ)
+    return found is None or found.rank == 0
 
 
-def check_arrangement(spec: RunSpec) -> None:
-    """Refuse what cannot work, before anything starts."""
-    check_system(spec.launcher)
-    workers, transport, launcher = spec.workers, spec.transport, spec.launcher
-    _check_size(spec)
-    if spec.strategy == "single" and workers != 1:
-        raise UsageError(f"strategy single has one worker, but workers is {workers}")
-    if transport == "threads":
-        raise UsageError(
-            "transport threads joins workers inside one process, for tests; between processes use shm, "
-            "torch or mpi"
-        )
-    serving = f" and servers is {spec.servers}" if spec.servers else ""
-    if transport == "solo" and spec.ranks != 1:
-        raise UsageError(
-            f"transport solo has one rank, but workers is {workers}{serving}: use shm, torch or mpi"
-        )
-    if launcher == "inline" and spec.ranks != 1:
-        raise UsageError(f"launcher inline runs one rank, but workers is {workers}{serving}: use local")
-    if transport == "mpi" or launcher == "mpi":
-        if find_spec("mpi4py") is None:
-            raise UsageError(
-                "MPI needs mpi4py and mpirun, which are not installed: pip install 'manyhands[mpi]'"
-            )
-        if launcher in ("local", "inline"):
-            raise UsageError(
-                "transport mpi needs workers that mpirun started: use --launcher mpi, or "
-                f"mpirun -n {spec.ranks} manyhands train ..."
-            )
-    _check_strategy(spec)
-    _check_noise_scale(spec)
-    # hogwild, where nothing is said, trains on the CPU
-    if transport == "shm" and (_cuda(spec.device) if spec.strategy != "hogwild" else spec.device == "cuda"):
-        raise UsageError("transport shm shares main memory, not a GPU's: use torch, or --device cpu")
-    if spec.restarts and launcher not in ("local", "mpi"):
-        raise UsageError(
-            f"--restarts starts workers again, which launcher {launcher} cannot: use local or mpi "
-            "(torchrun has --max-restarts)"
-        )
+def joins(launcher: Any) -> bool:
+    """Whether a launcher takes ranks that another program started."""
+    return isinstance(launcher, str) and launcher in LAUNCHERS and LAUNCHERS[launcher].already_started
 
 
-def most_ranks() -> int:
-    """Processes that this machine is asked to start at the most: many more than it has cores for."""
-    return min(1024, max(128, 16 * environment.cores()))
+def uses_cuda(device: str) -> bool:
+    """Whether the model will be on a GPU; torch is asked only where there may be one."""
+    if device == "cpu" or not Path("/dev/nvidiactl").exists():
+        return device == "cuda"
+    from manyhands.devices.device import count
+
+    return count() > 0
 
 
-def most_threads() -> int:
-    """The same of a worker's threads, which cost far more than they bring beyond the cores."""
-    return max(64, 4 * environment.cores())
+def _traits(chosen: Mapping[str, Any]) -> StrategyEntry:
+    name = chosen.get("strategy")
+    return STRATEGIES.get(name, UNKNOWN) if isinstance(name, str) else UNKNOWN
 
 
-def _check_size(spec: RunSpec) -> None:
-    """What this machine would only choke on."""
-    cores = formatting.plural(environment.cores(), "core")
-    if spec.threads is not None and spec.threads > most_threads():
-        raise UsageError(
-            f"threads must be at most {most_threads():,} on this machine of {cores}, got {spec.threads:,}"
-        )
-    if spec.launcher == "local" and spec.ranks > most_ranks():
-        serving = f" and servers is {spec.servers:,}" if spec.servers else ""
-        raise UsageError(
-            f"launcher local starts at most {most_ranks():,} ranks on this machine of {cores}, but workers "
-            f"is {spec.workers:,}{serving}: use fewer, or start them on several machines with torchrun"
-        )
+def _servers(chosen: Mapping[str, Any]) -> int:
+    """Ranks that serve and do not train; a value that is no number is refused where options are checked."""
+    if not _traits(chosen).serves:
+        return 0
+    try:
+        return max(1, int(chosen.get("strategy_options", {}).get("servers", 1)))
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return 1
 
 
-def _check_strategy(spec: RunSpec) -> None:
-    """What a strategy asks of the arrangement."""
-    if spec.strategy == "hogwild" and spec.transport not in ("shm", "solo"):
-        raise UsageError(
-            f"strategy hogwild writes into memory that all workers share, which transport {spec.transport} "
-            "has not: use shm, or strategy server between hosts"
-        )
-    backup = spec.strategy_options.get("backup")
-    if spec.strategy == "server" and backup is not None and int(backup) >= spec.workers:
-        raise UsageError(
-            f"strategy server: backup {backup} of {spec.workers} workers leaves nobody to wait for"
-        )
-    elasticity = spec.strategy_options.get("elasticity")
-    if spec.strategy == "average" and elasticity is not None and float(elasticity) * spec.workers > 1:
-        raise UsageError(
-            f"strategy average: elasticity {elasticity} of {spec.workers} workers moves their center further "
-            f"than they are away from it: at most {1 / spec.workers:.3g}"
-        )
-    if spec.strategy == "sharded" and spec.transport not in ("torch", "solo"):
-        raise UsageError(
-            f"strategy sharded is torch's fully_shard, which speaks through torch.distributed: transport "
-            f"{spec.transport} cannot carry it, use torch"
-        )
-    _check_stages(spec)
-    if spec.strategy == "sharded" and spec.offload != "none" and spec.workers > 1:
-        raise UsageError(
-            "--offload cannot tell what sharded gathers from activations: use allreduce or pipeline with it, "
-            f"or sharded without offload {spec.offload}"
-        )
-    if spec.memory is not None and spec.offload != "auto":
-        raise UsageError(
-            "--memory says how much a worker may use, which offload auto keeps to, but offload is "
-            f"{spec.offload}"
-        )
-    if spec.sync_batchnorm and spec.strategy != "allreduce" and spec.workers > 1:
-        raise UsageError(
-            f"--sync-batchnorm needs workers that see the whole model and step together: use allreduce, not "
-            f"{spec.strategy}"
-        )
-
-
-def _check_noise_scale(spec: RunSpec) -> None:
-    if not spec.noise_scale:
-        return
-    if spec.strategy not in ("single", "allreduce"):
-        raise UsageError(
-            "--noise-scale compares gradients of parts of a batch with the whole, which single and allreduce "
-            f"see, not {spec.strategy}"
-        )
-    if spec.workers * spec.accumulate == 1:
-        raise UsageError(
-            "--noise-scale compares gradients of parts of a batch with the whole, but here a batch is one "
-            "part: use --accumulate 2, or more workers"
-        )
-
-
-def _check_stages(spec: RunSpec) -> None:
-    """What a model in stages asks of the arrangement."""
-    if spec.strategy not in ("layers", "pipeline"):
-        return
-    if spec.accumulate > 1:
-        instead = f": use --micro-batches {spec.accumulate}" if spec.strategy == "pipeline" else ""
-        raise UsageError(f"strategy {spec.strategy} does not accumulate{instead}")
-    if spec.workers % spec.stages:
-        raise UsageError(
-            f"{spec.workers} workers cannot be divided into pipelines of {spec.stages} stages: use "
-            f"{spec.stages}, {2 * spec.stages}, {3 * spec.stages}, ... workers"
-        )
-    chosen = options.build(spec.strategy, spec.strategy_options)
-    assert isinstance(chosen, options.PipelineOptions)
-    if chosen.cut and len(chosen.cut) != spec.stages - 1:
-        made = formatting.plural(len(chosen.cut) + 1, "stage")
-        raise UsageError(
-            f"a cut at {', '.join(map(str, chosen.cut))} makes {made}, but there are {spec.stages}"
-        )
-    if chosen.recompute and spec.stages == 1:
-        raise UsageError(
-            "--recompute keeps only the inputs of each stage, but here the model is in one piece: --offload "
-            "auto recomputes where it pays"
-        )
-
-
-def _agreed(workers: int | None, servers: int, found: StarterInfo) -> int:
+def _started_workers(chosen: Mapping[str, Any], found: StarterInfo) -> int:
+    """The workers among the ranks that were started."""
+    workers, servers = chosen.get("workers"), _servers(chosen)
     if servers >= found.size:
         raise UsageError(
-            f"strategy server needs ranks that serve and one to work, but {found.starter} started "
-            f"{found.size} and servers is {servers}: nobody would be left to work"
+            f"strategy {chosen['strategy']} needs ranks that serve and one to work, but {found.starter} "
+            f"started {found.size} and servers is {servers}: no rank would be left to work"
         )
     if workers is not None and workers + servers != found.size:
         serving = f" and servers is {servers}" if servers else ""
@@ -251,34 +114,19 @@ def _agreed(workers: int | None, servers: int, found: StarterInfo) -> int:
     return int(found.size) - servers
 
 
-def _launcher(workers: int, chosen: Mapping[str, Any]) -> str:
-    if chosen.get("transport") == "mpi":
-        return "mpi"
-    # one worker that may be started again must be a process of its own
-    return "inline" if workers == 1 and not chosen.get("restarts") else "local"
-
-
-def _transport(chosen: Mapping[str, Any], workers: int, found: StarterInfo | None) -> str:
-    if workers == 1:
-        return "solo"
-    if chosen["launcher"] == "mpi":
-        return "mpi"
-    if chosen["strategy"] == "sharded":  # FSDP speaks through torch.distributed
-        return "torch"
-    if chosen["strategy"] != "hogwild" and _cuda(chosen.get("device", "auto")):
-        return "torch"
-    # weight averaging is the message-passing model: under mpirun its messages are MPI's
-    passing = chosen["strategy"] == "average" and found is not None and found.starter == "mpirun"
-    if (found is None or found.one_host) and not passing:
-        return "shm"
-    assert found is not None
-    return "mpi" if found.starter == "mpirun" and find_spec("mpi4py") is not None else "torch"
-
-
-def _cuda(device: str) -> bool:
-    """Whether the model will be on a GPU; torch is asked only where there may be one."""
-    if device == "cpu" or not Path("/dev/nvidiactl").exists():
-        return device == "cuda"
-    from manyhands.devices.device import count
-
-    return count() > 0
+def _transport(chosen: Mapping[str, Any], ranks: int, found: StarterInfo | None) -> str:
+    """The transport where none is named."""
+    traits, launcher = _traits(chosen), chosen["launcher"]
+    if ranks == 1:
+        return transports.ONE_RANK
+    if isinstance(launcher, str) and launcher in LAUNCHERS and LAUNCHERS[launcher].transport:
+        return LAUNCHERS[launcher].transport
+    one_host = found is None or found.one_host
+    if own := [name for name in traits.transports if one_host or TRANSPORTS[name].hosts]:
+        return own[0]
+    if not traits.host_memory and uses_cuda(chosen.get("device", "auto")):
+        return transports.for_gpus()[0]
+    # averaging models is the message-passing way: under mpirun its messages are MPI's
+    if found is None or (found.one_host and not (traits.averaging and transports.is_of(found.starter))):
+        return transports.ONE_HOST
+    return transports.for_hosts(found.starter)

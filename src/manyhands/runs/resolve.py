@@ -12,11 +12,8 @@ from manyhands.core import environment, formatting, registry
 from manyhands.core.errors import UsageError, cut
 from manyhands.devices.device import HOST, choose
 from manyhands.engine.recipe import builder_of, make_recipe
-from manyhands.offload.blocks import blocks_of, joined
-from manyhands.recipes.base import Recipe
 from manyhands.records.spec import RunSpec
 from manyhands.strategies import options as strategy_options
-from manyhands.strategies import sparse_gradients
 from manyhands.tasks import TASKS, contract, find
 from manyhands.tasks.base import Task
 
@@ -34,7 +31,7 @@ def resolve(spec: RunSpec) -> RunSpec:
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:
         raise UsageError(f"batch {batch:,} is larger than the {n:,} training samples of {task.name}")
-    if spec.strategy == "pipeline" and spec.replicas * spec.micro_batches > batch:
+    if spec.traits.staged and spec.replicas * spec.micro_batches > batch:
         raise UsageError(
             f"batch {batch} cannot be divided over {spec.replicas} x {spec.micro_batches} (pipelines x "
             "micro-batches): some would have no sample"
@@ -47,8 +44,7 @@ def resolve(spec: RunSpec) -> RunSpec:
             "(workers x accumulate): some would have no sample"
         )
     choose(spec.device)
-    # what all workers write into is main memory
-    device = "cpu" if spec.strategy == "hogwild" and choose("auto") is not HOST else spec.device
+    device = "cpu" if spec.traits.host_memory and choose("auto") is not HOST else spec.device
     if spec.sync_batchnorm and 0 < n % batch < spec.workers * spec.accumulate:
         raise UsageError(
             f"--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last "
@@ -65,11 +61,9 @@ def resolve(spec: RunSpec) -> RunSpec:
         recipe_options=registry.parse(f"recipe {recipe}", builder_of(recipe), spec.recipe_options),
         target=task.target if spec.target is None else spec.target,
     )
-    recipe_ = make_recipe(resolved, task)
-    if resolved.strategy == "server":
-        _check_server(resolved, task, recipe_)
-    if resolved.stages > 1:
-        _check_blocks(resolved, task)
+    made = make_recipe(resolved, task)
+    if resolved.traits.check:
+        registry.load(resolved.traits.check)(resolved, task, made)
     return resolved
 
 
@@ -104,37 +98,3 @@ def _check_size(spec: RunSpec, task: Task) -> None:
             f"{task.name} with {given} has {count:,} parameters: training them takes at least "
             f"{formatting.size(needed)}, and this machine has {formatting.size(environment.memory())}"
         )
-
-
-def _check_blocks(spec: RunSpec, task: Task) -> None:
-    """What cannot be cut, or not into so many, said before any worker is started."""
-    with torch.random.fork_rng(devices=[]):
-        model = task.model()
-    blocks = blocks_of(model)
-    if spec.stages > len(blocks):
-        count = formatting.plural(len(blocks), "block")
-        raise UsageError(f"{task.name} has {count} and cannot be cut into {spec.stages} stages")
-    tied = joined(blocks)
-    for border in spec.strategy_options.get("cut", ()):
-        if border >= len(blocks) or border in tied:
-            why = (
-                "blocks on both sides share a parameter" if border in tied else f"it has {len(blocks)} blocks"
-            )
-            raise UsageError(f"{task.name} cannot be cut at block {border}: {why}")
-    cuts = len(blocks) - 1 - len(tied)
-    if spec.stages > cuts + 1:
-        raise UsageError(
-            f"{task.name} shares parameters between its blocks, which must stay together: it can be cut into "
-            f"at most {cuts + 1} stages, not {spec.stages}"
-        )
-
-
-def _check_server(spec: RunSpec, task: Task, recipe: Recipe) -> None:
-    """What servers cannot do, said before any is started."""
-    if recipe.optimizer in ("lars", "lamb") and spec.servers > 1:
-        raise UsageError(
-            f"{recipe.optimizer} needs the norms of whole layers, and {spec.servers} servers hold slices of "
-            "them: use one server"
-        )
-    with torch.random.fork_rng(devices=[]):
-        sparse_gradients.refuse(task.model(), "server")

@@ -18,9 +18,9 @@ from manyhands.data.order import sizes
 from manyhands.launchers import LAUNCHERS
 from manyhands.launchers.base import Launcher, Supervision
 from manyhands.records.spec import RunSpec
+from manyhands.runs.checks import check
 from manyhands.runs.resolve import resolve
-from manyhands.runs.train import check
-from manyhands.strategies import STRATEGIES, options
+from manyhands.strategies import options
 from manyhands.tasks import find
 
 if TYPE_CHECKING:
@@ -115,7 +115,14 @@ def _in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list[str]]:
     apart = ours.batch_norms > 0 and parts > spec.accumulate and not spec.sync_batchnorm
     if apart:
         _check_shares(spec, steps)
-    reference = _alone(spec, dtype, parts if apart else spec.accumulate)
+    reference = spec.alone(
+        dtype=dtype,
+        threads=spec.threads or 1,
+        accumulate=parts if apart else spec.accumulate,
+        sync_batchnorm=False,
+        offload="none",
+        memory=None,
+    )
     theirs = _rehearse(reference, steps)
     # one replica takes its micro-batches one by one, as one worker does: even these are comparable
     skipped = _statistics(theirs) if apart and spec.replicas > 1 else set()
@@ -161,7 +168,7 @@ def _renamed(ours: Probe, named: dict[str, str]) -> dict[str, Tensor]:
 
 def _comparable(spec: RunSpec) -> None:
     """Refuse what is not meant to be equal."""
-    if STRATEGIES[spec.strategy].free:
+    if spec.traits.asynchronous:
         raise UsageError(
             f"strategy {spec.strategy} is not single: its workers go at their own pace, and no two runs are "
             "alike; verify compares strategies that step together (allreduce, average with every 1)"
@@ -183,7 +190,7 @@ def _comparable(spec: RunSpec) -> None:
 
 def _in_micro_batches(spec: RunSpec) -> RunSpec:
     """A few, where none are named: one micro-batch would leave out what is hard about a pipeline."""
-    if spec.strategy != "pipeline" or spec.strategy_options.get("micro_batches"):
+    if "micro_batches" not in options.known(spec.strategy) or spec.strategy_options.get("micro_batches"):
         return spec
     most = max(1, (spec.batch or FEW) // max(1, spec.replicas))
     return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": min(FEW, most)})
@@ -219,22 +226,6 @@ def _rehearse(spec: RunSpec, steps: int) -> Probe:
     return found
 
 
-def _alone(spec: RunSpec, dtype: str, accumulate: int) -> RunSpec:
-    return spec.replace(
-        dtype=dtype,
-        strategy="single",
-        strategy_options={},
-        transport="solo",
-        launcher="inline",
-        workers=1,
-        threads=spec.threads or 1,
-        accumulate=accumulate,
-        sync_batchnorm=False,
-        offload="none",
-        memory=None,
-    )
-
-
 def _statistics(rehearsal: Probe) -> set[str]:
     ends = ("running_mean", "running_var", "num_batches_tracked")
     return {name for name in rehearsal.state if name.endswith(ends)}
@@ -250,7 +241,7 @@ def _reasons(spec: RunSpec, ours: Probe, skipped: set[str]) -> list[str]:
             f"batch computes something else; the reference takes the same {parts} parts one by one{left_out}"
         )
     elif skipped:
-        synchronized = " (with --sync-batchnorm all of it is comparable)" * (spec.strategy == "allreduce")
+        synchronized = " (with --sync-batchnorm all of it is comparable)" * spec.traits.sync_batchnorm
         reasons.append(
             f"{ours.batch_norms} batch norms look at each worker's own share, so one worker with the whole "
             f"batch computes something else; the reference takes the same {spec.workers} shares one by "

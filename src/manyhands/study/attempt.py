@@ -7,6 +7,7 @@ from pathlib import Path
 
 from manyhands.callbacks.base import Callback
 from manyhands.core.errors import DivergedError, ManyhandsError, UsageError
+from manyhands.core.registry.launchers import LAUNCHERS, LOCAL
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
@@ -77,7 +78,7 @@ def _can_go_on(folder: RunFolder, resolved: RunSpec) -> bool:
 
 def apart(spec: RunSpec) -> RunSpec:
     """One worker in a process of its own too: the peak of its memory is its own, and so is its allocator."""
-    return spec.replace(launcher="local") if spec.launcher == "inline" else spec
+    return spec.replace(launcher=LOCAL) if LAUNCHERS[spec.launcher].in_process else spec
 
 
 def attempt_quietly(spec: RunSpec, path: Path) -> RunRecord:

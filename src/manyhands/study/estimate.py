@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from manyhands.core import environment
 from manyhands.core.errors import ManyhandsError
+from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell
 
-START = {"inline": 0.3, "local": 1.5}  # seconds until the first step: data, model, processes
 CELL = 0.2  # a calibration, the journal
 PROBE = 1.0
 OTHER = 1.5  # times the samples to the target, at another batch
@@ -154,12 +154,12 @@ def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
     if spec.seconds is not None and training > spec.seconds:
         training, samples = spec.seconds, spec.seconds * rate
     looks = max(1, math.ceil(samples / (spec.evaluate_every * n)))
-    return training + looks * like.evaluation + START.get(spec.launcher, 2.0) + CELL
+    return training + looks * like.evaluation + LAUNCHERS[spec.launcher].start_seconds + CELL
 
 
 def _cores(spec: RunSpec, threads: int) -> int:
     """That work at a time; layers on successive workers wait for each other."""
-    busy = threads if spec.strategy == "layers" else spec.workers * threads
+    busy = threads if spec.traits.serial else spec.workers * threads
     return max(1, min(environment.cores(), busy))
 
 
@@ -177,8 +177,7 @@ def probe(spec: RunSpec) -> EarlierRuns:
     from manyhands.engine.probe import measure
     from manyhands.tasks import find
 
-    alone = {"strategy": "single", "strategy_options": {}, "transport": "solo", "launcher": "inline"}
-    one = spec.replace(**alone, workers=1, accumulate=1, threads=1)
+    one = spec.alone(accumulate=1, threads=1)
     task = find.build(one.task, one.options)
     rate = measure(RankInfo(), one, PROBE)
     assert rate is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from manyhands.core import environment, registry
-from manyhands.launchers import LAUNCHERS
+from manyhands.core.registry.launchers import LAUNCHERS, LOCAL
 from manyhands.launchers.base import Launcher
 from manyhands.records.record import RunRecord
 from manyhands.study.attempt import attempt_quietly
@@ -36,7 +36,7 @@ class Books(Protocol):
 
 def beside(entries: list[CellState], jobs: int, books: Books) -> None:
     """Run them all, `jobs` at a time; Ctrl-C ends all of them at once."""
-    launcher: Launcher = registry.member("launcher", LAUNCHERS, "local")()
+    launcher: Launcher = registry.member("launcher", LAUNCHERS, LOCAL)()
     threads = max(1, environment.cores() // jobs)
     waiting = list(reversed(entries))
     running: dict[Future[RunRecord], tuple[CellState, str]] = {}

@@ -17,7 +17,7 @@ from manyhands.recipes import RECIPES
 from manyhands.recipes.base import MANY
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell, Without
-from manyhands.runs.train import check_combination, check_names
+from manyhands.runs.checks import check_combination, check_names
 from manyhands.study import grid
 from manyhands.study.grid import Choices, SlipError
 from manyhands.study.toml_lines import TomlLines

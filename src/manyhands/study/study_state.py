@@ -60,7 +60,7 @@ def title(spec: RunSpec, seed: bool = True) -> str:
 
 
 def _beyond_memory(spec: RunSpec) -> list[str]:
-    return [] if spec.transport in ("solo", "shm") else ["on", spec.transport]
+    return ["on", spec.named_transport] if spec.named_transport else []
 
 
 def cell_title(cell: Cell) -> str:

@@ -12,6 +12,7 @@ from manyhands.data.arrays import ArrayData
 from manyhands.data.order import Order
 from manyhands.recipes.members import constant
 from manyhands.records.spec import RunSpec
+from manyhands.strategies import STRATEGIES
 from manyhands.strategies.base import Compute, Setup
 from manyhands.strategies.single import Single
 from manyhands.tasks.base import Task
@@ -89,7 +90,7 @@ class AsyncSuite:
 
     def test_what_a_dead_worker_had_is_done_by_another(self) -> None:
         """It dies with a piece in its hands."""
-        servers = int(self.options.get("servers", 1)) if self.name == "server" else 0
+        servers = int(self.options.get("servers", 1)) if STRATEGIES[self.name].serves else 0
         ranks = range(servers, servers + 3)
         last = ranks[-1]
         played = self.run(3, [*((rank, "start") for rank in ranks), (last, "die")])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from manyhands.core.environment import Environment
+from manyhands.core.registry.launchers import LOCAL
+from manyhands.core.registry.strategies import ONE_WORKER, STRATEGIES
+from manyhands.core.registry.transports import ONE_HOST
 from manyhands.records.record import Evaluation, Pace, RunRecord
 from manyhands.records.spec import RunSpec
 
@@ -43,9 +46,8 @@ def record(
     and of RunRecord (`memory`, `staleness`, ...) are taken by name.
     """
     wanted = {name: fields.pop(name) for name in list(fields) if name in RunSpec.model_fields}
-    workers, strategy = wanted.get("workers", 1), wanted.get("strategy", "single")
-    alone = {"transport": "solo", "launcher": "inline"} if workers == 1 and strategy == "single" else {}
-    shared = alone or {"transport": "shm", "launcher": "local"}
+    alone = STRATEGIES[wanted.get("strategy", ONE_WORKER)].one_worker and wanted.get("workers", 1) == 1
+    shared = {} if alone else {"transport": ONE_HOST, "launcher": LOCAL}
     spec = RunSpec.of(
         **{"task": "mnist-mlp", "batch": 128, "epochs": 3.0, "target": 0.97, "recipe": "large-batch"}
         | shared

@@ -1,15 +1,9 @@
-"""How workers exchange tensors: one file a transport, one row each here."""
+"""How workers exchange tensors: one file or folder per transport.
 
-from manyhands.core.registry import Entry
+The row of each transport is in `core/registry/transports.py`. A transport knows nothing of strategies, and of
+launchers only the `RankInfo` that they give each rank.
+"""
 
-TRANSPORTS: dict[str, Entry] = {
-    "solo": Entry("manyhands.transports.solo:SoloTransport", "one worker: nobody to talk to"),
-    "threads": Entry("manyhands.transports.threads:ThreadsTransport", "threads of one process: for tests"),
-    "shm": Entry(
-        "manyhands.transports.shm.transport:ShmTransport", "processes of one host, through shared memory"
-    ),
-    "torch": Entry(
-        "manyhands.transports.torch_:TorchTransport", "torch.distributed: gloo on CPUs, NCCL on CUDA"
-    ),
-    "mpi": Entry("manyhands.transports.mpi:MpiTransport", "MPI, through mpi4py"),
-}
+from manyhands.core.registry.transports import TRANSPORTS, TransportEntry
+
+__all__ = ["TRANSPORTS", "TransportEntry"]

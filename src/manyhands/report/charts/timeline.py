@@ -8,6 +8,7 @@ import altair as alt
 
 from manyhands.analysis import groups
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import STRATEGIES
 from manyhands.records.record import RunRecord
 from manyhands.report import palette
 from manyhands.report.charts import common
@@ -15,7 +16,6 @@ from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
 MOST_RUNS, MOST_SPANS, NUMBERED = 4, 600, ("forward", "backward")
-FIRST = ("pipeline", "layers", "allreduce", "server", "hogwild", "average", "sharded")
 
 
 def figure(findings: Findings) -> Figure | None:
@@ -32,9 +32,11 @@ def figure(findings: Findings) -> Figure | None:
     return Figure(_sentence(drawn[0]), panels, limited(len(kept) - len(drawn), "timeline", RECORDS))
 
 
-def _rank(record: RunRecord, findings: Findings) -> tuple[int, int, bool, int, int]:
+def _rank(record: RunRecord, findings: Findings) -> tuple[tuple[int, ...], int, bool, int, int]:
     """Strategies in order; of each the largest gang that is not far beyond the cores."""
-    order = FIRST.index(record.spec.strategy) if record.spec.strategy in FIRST else len(FIRST)
+    traits, known = record.spec.traits, list(STRATEGIES)
+    place = known.index(record.spec.strategy) if record.spec.strategy in known else len(known)
+    order = (traits.one_worker, not traits.staged, traits.serial, traits.averaging, place)
     too_many = record.spec.ranks > max(4, record.environment.cores)
     other = record.spec.batch != findings.shown_batch(groups.task_name(record))
     return order, int(too_many), other, -record.spec.workers, record.repeat
@@ -42,7 +44,7 @@ def _rank(record: RunRecord, findings: Findings) -> tuple[int, int, bool, int, i
 
 def spans(record: RunRecord) -> list[Row]:
     """A row a stretch; micro-batches are numbered by counting, where there are several."""
-    cut = record.spec.strategy in ("pipeline", "layers")
+    cut = record.spec.traits.staged
     several = any(sum(span.phase == "forward" for span in line) > 1 for line in record.timeline)
     data: list[Row] = []
     each_rank = MOST_SPANS // max(1, len(record.timeline))

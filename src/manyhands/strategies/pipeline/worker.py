@@ -36,7 +36,7 @@ from manyhands.strategies.base import Setup, Worker
 from manyhands.strategies.consistency import check_same_model, spread_buffers, trained
 from manyhands.strategies.data_parallel.allreduce import allreduce
 from manyhands.strategies.data_parallel.arena import Arena
-from manyhands.strategies.options import PipelineOptions
+from manyhands.strategies.options import LayersOptions, PipelineOptions
 from manyhands.strategies.pipeline.partition import balanced, described, recorded, stages_of
 from manyhands.strategies.pipeline.remote_stages import RemoteStages
 from manyhands.strategies.pipeline.schedule import SCHEDULES, Schedule, in_flight
@@ -47,7 +47,7 @@ from manyhands.transports.base import Transport
 
 def pipeline(setup: Setup) -> Worker:
     """This rank's stage; a model in one piece is `allreduce`'s."""
-    options: PipelineOptions = setup.options or PipelineOptions()
+    options: PipelineOptions | LayersOptions = setup.options or PipelineOptions()
     stages = options.stages or setup.transport.size
     return allreduce(setup) if stages == 1 else Pipeline(setup, options, stages)
 
@@ -68,7 +68,7 @@ class Recomputed(nn.Module):
 class Pipeline(SynchronousWorker):
     """One stage of one replica: forwards and backwards of micro-batches as the schedule says."""
 
-    def __init__(self, setup: Setup, options: PipelineOptions, stages: int) -> None:
+    def __init__(self, setup: Setup, options: PipelineOptions | LayersOptions, stages: int) -> None:
         transport, model = setup.transport, setup.model
         self._transport, self._stages = transport, stages
         self._replica, self._stage = divmod(transport.rank, stages)
@@ -172,7 +172,7 @@ class Pipeline(SynchronousWorker):
     # ---- building
 
     def _cut(
-        self, setup: Setup, options: PipelineOptions, blocks: list[nn.Module]
+        self, setup: Setup, options: PipelineOptions | LayersOptions, blocks: list[nn.Module]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Where stages begin and end, and the bytes handed on and back at each border; rank 0 measures."""
         stages, transport = self._stages, setup.transport

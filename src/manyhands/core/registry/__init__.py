@@ -1,4 +1,7 @@
-"""An axis is a plain dict from a name to where its member lives; members are imported when chosen."""
+"""An axis is a plain dict from a name to a row that says where its member lives; it is imported when chosen.
+
+The rows of strategies, transports and launchers are in this folder, because what reads records asks them too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from manyhands.core.errors import UsageError, choices, shown, unknown
 
@@ -51,10 +54,16 @@ class Option(NamedTuple):
     name: str
     type: Any
     default: Any
+    description: str = ""
 
 
-def options(builder: Builder) -> dict[str, Option]:
-    """The options of a member: the keyword-only parameters of its builder."""
+def options(builder: Builder | type[BaseModel]) -> dict[str, Option]:
+    """The options of a member: the fields of its model, or the keyword-only parameters of its builder."""
+    if isinstance(builder, type) and issubclass(builder, BaseModel):
+        return {
+            name: Option(name, field.annotation, field.default, field.description or "")
+            for name, field in builder.model_fields.items()
+        }
     signature = inspect.signature(builder, eval_str=True)
     return {
         name: Option(name, parameter.annotation, parameter.default)
@@ -63,8 +72,8 @@ def options(builder: Builder) -> dict[str, Option]:
     }
 
 
-def parse(owner: str, builder: Builder, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options someone gave against the builder's signature and turn text into its types."""
+def parse(owner: str, builder: Builder | type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the given options against the builder's model or signature, and turn text into its types."""
     known = options(builder)
     for name in given:
         if name not in known:

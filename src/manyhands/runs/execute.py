@@ -1,0 +1,159 @@
+"""One run, carried out: its folder held, its workers launched, and launched again after a failure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from manyhands.callbacks.background import BackgroundCallbacks
+from manyhands.core import allocator, environment, registry, tracebacks
+from manyhands.core.errors import ManyhandsError, UsageError, WorkerFailedError
+from manyhands.core.registry.launchers import LAUNCHERS
+from manyhands.core.registry.transports import TRANSPORTS
+from manyhands.launchers.base import Launcher, Supervision
+from manyhands.records import baseline
+from manyhands.records.record import RunRecord
+from manyhands.records.run_folder import RunFolder
+from manyhands.records.spec import RunSpec
+from manyhands.records.trust import result_of, say_if_unsigned
+from manyhands.runs.folders import RUNS
+from manyhands.strategies import options
+from manyhands.transports.shm import leftovers
+
+if TYPE_CHECKING:
+    from manyhands.engine.job import Job
+
+
+def launcher_of(spec: RunSpec) -> Launcher:
+    """The spec's launcher; one that starts processes begins to, while this process looks at the data."""
+    if spec.offload != "none":  # before they load torch
+        allocator.huge_pages()
+    launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
+    launcher.warm_up()
+    return launcher
+
+
+def execute(
+    spec: RunSpec,
+    launcher: Launcher,
+    folder: RunFolder,
+    resume: bool,
+    allow_changes: bool,
+    callbacks: BackgroundCallbacks,
+) -> RunRecord:
+    """Run a (resolved) spec in this folder, or go on with what is there, and return the record."""
+    from manyhands.engine.job import Job
+
+    notice = callbacks.notice
+    with ExitStack() as stack:
+        new = not folder.path.exists()
+        stack.enter_context(folder.claimed())
+        stack.enter_context(callbacks)  # closed while the folder is held: a tracker may write there
+        accept = frozenset[str]()
+        try:
+            spec = _with_micro_batches(spec, folder.spec() if resume else None, notice)
+        except BaseException:  # such as Ctrl-C: a folder without a run would be in the way of the next one
+            if new:
+                folder.vanish()
+            raise
+        if resume:
+            folder.check_own()
+            before = folder.spec()
+            if (changes := before.differences(spec)) and not allow_changes:
+                raise UsageError(
+                    f"{folder.path} was started with other settings ({'; '.join(changes)}); "
+                    "go on all the same with --allow-changes"
+                )
+            record = result_of(folder, before, notice)
+            if record is not None and record.status in ("finished", "target") and not changes:
+                notice(f"{folder.path} is already finished")
+                callbacks.ended(record)
+                return record
+            if moves := before.moves(spec):
+                notice(f"going on with {', '.join(moves)}: the same samples in the same order")
+            folder.choices()  # what is wrong with them is said before any worker is started
+            if changes or moves:
+                accept = frozenset({before.id})
+        else:
+            folder.create()
+            folder.write_spec(spec)
+        say_if_unsigned(spec, notice)
+        for left in leftovers.sweep():
+            notice(f"removed {left}, left behind by a run that was killed")
+        threads = spec.threads or max(1, environment.cores() // spec.ranks)
+        job = Job(spec, folder.path, resume, accept, one_worker=baseline.one_worker(RUNS, spec, threads))
+        return _launch(spec, launcher, folder, job, callbacks)
+
+
+def follow(spec: RunSpec, launcher: Launcher) -> RunRecord:
+    """Be one of the ranks that torchrun or mpirun started: do what rank 0 says."""
+    records: list[RunRecord] = launcher.launch(print, spec.ranks)
+    return records[0]
+
+
+def _with_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[[str], None]) -> RunSpec:
+    """A pipeline with as many micro-batches as it had before, or as a short measurement finds best."""
+    name = "micro_batches"
+    if name not in options.known(spec.strategy) or spec.stages == 1 or spec.strategy_options.get(name):
+        return spec
+    if before is not None and before.strategy == spec.strategy and (had := before.strategy_options.get(name)):
+        return spec.replace(strategy_options={**spec.strategy_options, name: had})
+    from manyhands.runs import autotune
+    from manyhands.tasks import find
+
+    return autotune.with_micro_batches(spec, find.build(spec.task, spec.options).unit, notice)
+
+
+def _launch(
+    spec: RunSpec, launcher: Launcher, folder: RunFolder, job: Job, callbacks: BackgroundCallbacks
+) -> RunRecord:
+    """Launch the workers, and again from the last checkpoint as often as the user allows."""
+    from manyhands.engine.checkpoint.resume import how_to_go_on
+    from manyhands.engine.session import work
+
+    supervision = _supervision(spec, folder, callbacks)
+    for attempt in itertools.count():
+        try:
+            records: list[RunRecord] = launcher.launch(
+                work,
+                spec.ranks,
+                replace(job, resume=job.resume or attempt > 0, attempt=attempt),
+                supervision=supervision,
+            )
+            return records[0]
+        except WorkerFailedError as error:
+            if attempt == spec.restarts:
+                raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
+            again = f"starting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
+            callbacks.notice(f"{error}\n{again}")
+        except ManyhandsError:
+            raise
+        except Exception as error:
+            if LAUNCHERS[spec.launcher].in_process:  # other launchers keep a log per worker
+                tracebacks.keep(error, folder.path / "logs" / "rank-0.log", f"worker 0 of 1 of {folder.path}")
+                error.add_note(how_to_go_on(folder))
+            raise
+    raise AssertionError
+
+
+def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallbacks) -> Supervision:
+    """How the workers are supervised, and which of them may be lost while the others go on.
+
+    Rank 0 hands out the work and servers hold what is learned: without them a run cannot go on. Messages to a
+    rank that is gone do not come back, so only ranks that share memory can do without each other.
+    """
+    survives = spec.traits.asynchronous and TRANSPORTS[spec.transport].shared_memory and not spec.strict
+    if not survives:
+        return Supervision(callbacks.hear, callbacks.notice, folder.path / "logs", spec.timeout)
+    return Supervision(
+        callbacks.hear,
+        callbacks.notice,
+        folder.path / "logs",
+        spec.timeout,
+        spare=frozenset(range(max(1, spec.servers), spec.ranks)),
+        remain=1 if spec.servers else 0,
+        replacements=spec.restarts,
+    )
