@@ -132,7 +132,7 @@ class TestEachRank:
         ratio = pace.phases["backward"] / pace.phases["forward"]
         assert phases["backward"] / phases["forward"] == pytest.approx(ratio)
         assert cli.answer(["show", str(here / "run")]) == 0
-        assert "123 MB of the GPU at the most, " in capsys.readouterr().out
+        assert "123 MB of the GPU at most, " in capsys.readouterr().out
 
     def test_on_a_cpu_all_were(self, here: Path) -> None:
         record = train.run(quadratic(), out=here / "run")

@@ -143,8 +143,8 @@ def test_show_tells_the_pace_and_the_noise(typed: Callable[..., Answer]) -> None
     common = ("train", "digits-mlp", "--batch", "64", "--epochs", "1", "--quiet", "--out", "run")
     assert typed(*common, "--accumulate", "2", "--noise-scale").code == 0
     lines = typed("show", "run").out.splitlines()
-    pace = next(line for line in lines if line.startswith("pace "))
-    assert re.fullmatch(r"pace       a step takes .* eight of ten\), the first ones left out", pace)
+    pace = next(line for line in lines if line.startswith("step "))
+    assert re.fullmatch(r"step       .* on average \(.* 8 of 10 steps\), without the first steps", pace)
     noise = next(line for line in lines if line.startswith("noise "))
     assert re.fullmatch(
         r"noise      scale [\d,]+: batches well beyond it bring little \(.*, 23 steps\)", noise

@@ -1,4 +1,4 @@
-"""The command line: one small file a verb, and the one place where an error becomes a sentence and a code."""
+"""The command line: one small file per verb, and the place where an error becomes a sentence and a code."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 
 from manyhands.cli import doctor, list_, report, show, study, train, verify
+from manyhands.cli.grouped import GroupedCommand
 from manyhands.core import formatting, tracebacks
 from manyhands.core.errors import ManyhandsError, UsageError, cut, shown
 from manyhands.core.version import VERSION
@@ -28,8 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", epilog=train.EXAMPLES)(train.train)
-app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
+app.command("train", cls=GroupedCommand, epilog=train.EXAMPLES)(train.train)
+app.command("verify", cls=GroupedCommand, epilog=verify.EXAMPLES)(verify.verify)
 app.command("study", epilog=study.EXAMPLES)(study.study)
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("list", epilog=list_.EXAMPLES)(list_.list_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import textwrap
 from types import UnionType
 from typing import Annotated, Any, get_origin
 
@@ -22,7 +23,9 @@ manyhands list
 
 manyhands list tasks
 
-manyhands list mnist-cnn        (its options)"""
+manyhands list mnist-cnn        (the options of a task)
+
+manyhands list pipeline         (the options of a strategy)"""
 
 AXES: dict[str, registry.Axis] = {
     "tasks": TASKS,
@@ -67,8 +70,7 @@ def _print_axes(chosen: dict[str, registry.Axis], json: bool) -> None:
 
 
 def _print_member(name: str, json: bool) -> None:
-    """What can be set: for a task with --set KEY=VALUE, for others with recipe.KEY or strategy.KEY."""
-    prefix = "recipe." if name in RECIPES else "strategy." if name in STRATEGIES else ""
+    """One member and its options: a strategy has flags for them, a task and a recipe take them with --set."""
     if name in RECIPES:
         builder = registry.member("recipe", RECIPES, name)
     elif name in STRATEGIES:
@@ -79,25 +81,37 @@ def _print_member(name: str, json: bool) -> None:
         builder = find(name)
     else:
         raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES, *STRATEGIES])
-    rows = [
-        (f"{prefix}{option.name}", option.type, option.default)
-        for option in registry.options(builder).values()
-    ]
+    prefix = "recipe." if name in RECIPES else "strategy." if name in STRATEGIES else ""
+    options = list(registry.options(builder).values())
     about = [STRATEGIES[name].says] if name in STRATEGIES else (builder.__doc__ or "").strip().splitlines()
     if json:
-        fields = [{"option": key, "type": _type(kind), "default": default} for key, kind, default in rows]
+        fields = [
+            {
+                "option": f"{prefix}{option.name}",
+                "type": _type(option.type),
+                "default": option.default,
+                "description": option.description,
+            }
+            for option in options
+        ]
         print(
             json_format.dumps({"name": name, "says": about[0] if about else "", "options": fields}, indent=2)
         )
         return
     print(formatting.line(f"{name}: {about[0] if about else ''}"))
-    width = max((len(key) for key, _, _ in rows), default=0)
-    if not rows:
+    if not options:
         print("  (no options)")
-    for key, kind, default in rows:
-        print(
-            formatting.line(f"  --set {key + '=':<{width + 1}}  {_said(kind)}, default {_default(default)}")
-        )
+    flags = [_flag(prefix, option.name, name in STRATEGIES) for option in options]
+    width = max(map(len, flags), default=0)
+    for flag, option in zip(flags, options, strict=True):
+        print(formatting.line(f"  {flag:<{width}}  {_said(option.type)}, default {_default(option.default)}"))
+        if option.description:
+            print(textwrap.indent(textwrap.fill(option.description, 74), " " * 6))
+
+
+def _flag(prefix: str, option: str, own: bool) -> str:
+    """How an option is given on the command line: with a flag of its own, or with --set."""
+    return f"--{option.replace('_', '-')}" if own else f"--set {prefix}{option}="
 
 
 def _limit(limit: Any) -> str:

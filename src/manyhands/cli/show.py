@@ -102,8 +102,8 @@ def _pace(record: RunRecord) -> list[str]:
     pace = record.worker_pace
     if pace is None:
         return []
-    spread = f"{formatting.duration(pace.low)} to {formatting.duration(pace.high)}, eight of ten"
-    return [f"pace       a step takes {formatting.duration(pace.mean)} ({spread}), the first ones left out"]
+    spread = f"{formatting.duration(pace.low)} to {formatting.duration(pace.high)}, 8 of 10 steps"
+    return [f"step       {formatting.duration(pace.mean)} on average ({spread}), without the first steps"]
 
 
 def _noise(record: RunRecord) -> list[str]:
@@ -113,18 +113,18 @@ def _noise(record: RunRecord) -> list[str]:
         return []
     steps = formatting.plural(noise.steps, "step")
     if noise.scale is None:
-        return [f"noise      {steps} say nothing about the noise of gradients: train for longer"]
-    sizes = f"gradients of {noise.small:,.0f} beside {noise.big:,.0f} {record.unit}, {steps}"
+        return [f"noise      {steps} are too few to measure the gradient noise scale: train for longer"]
+    sizes = f"gradients of {noise.small:,.0f} against {noise.big:,.0f} {record.unit}, {steps}"
     return [f"noise      scale {noise.scale:,.0f}: batches well beyond it bring little ({sizes})"]
 
 
 def _memory(record: RunRecord) -> str:
-    """`410 MB at the most`, and what each rank took to train where there are several."""
+    """`410 MB at most`, and what each rank took to train where there are several."""
     if not record.peak_memory:
         return "not known on this system"
-    most = f"{formatting.size(record.peak_memory)} at the most"
+    most = f"{formatting.size(record.peak_memory)} at most"
     if record.memory_of == "device":
-        most = f"{formatting.size(record.peak_memory)} of the GPU at the most"
+        most = f"{formatting.size(record.peak_memory)} of the GPU at most"
         if record.host_memory is not None:
             most += f", {formatting.size(record.host_memory)} of the host"
     if len(record.memory) < 2:
@@ -173,7 +173,7 @@ def _staleness(record: RunRecord) -> list[str]:
         return ["staleness  none"]
     counts = [float(record.staleness.get(stale, 0)) for stale in range(most + 1)]
     return [
-        f"staleness  {record.mean_staleness:.2f} updates in the mean, 0 {_blocks(_thin(counts, 50))} {most}"
+        f"staleness  {record.mean_staleness:.2f} updates on average, 0 {_blocks(_thin(counts, 50))} {most}"
     ]
 
 

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from manyhands.cli.flags import RUN, WHERE, given, settings, strategy_flags, with_flags
+from manyhands.core.registry.strategies import DATA_PARALLEL
+
 EXAMPLES = """Examples:
 
 manyhands verify mnist-mlp --strategy allreduce --workers 3
@@ -19,6 +22,20 @@ manyhands verify mnist-cnn --workers 2 --transport mpi --json"""
 UNEVEN = 65  # samples: a batch that does not divide is the harder one to get right
 
 
+@with_flags(
+    settings(
+        "recipe",
+        "seed",
+        "batch",
+        "accumulate",
+        "sync_batchnorm",
+        "strategy",
+        "transport",
+        "launcher",
+        defaults={"strategy": DATA_PARALLEL, "batch": UNEVEN},
+    ),
+    strategy_flags(),
+)
 def verify(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task, or FILE.py:NAME.")],
     set_: Annotated[
@@ -26,22 +43,14 @@ def verify(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the task, recipe.KEY=VALUE or strategy.KEY=VALUE.",
+            help="Option of the task, recipe.KEY=VALUE or strategy.KEY=VALUE. Repeatable.",
+            rich_help_panel=RUN,
         ),
     ] = None,
-    strategy: Annotated[str | None, typer.Option(help="To compare with single. [default: allreduce]")] = None,
-    workers: Annotated[int, typer.Option(help="How many workers.")] = 2,
-    transport: Annotated[str | None, typer.Option(help="shm, torch or mpi. [default: shm]")] = None,
-    launcher: Annotated[str | None, typer.Option(help="local, env or mpi. [default: local]")] = None,
-    steps: Annotated[int, typer.Option(help="Steps to compare.", min=1, max=10_000)] = 5,
-    batch: Annotated[int, typer.Option(help="Samples a step, over all workers.")] = UNEVEN,
-    accumulate: Annotated[int, typer.Option(help="Micro-batches a worker and step.")] = 1,
-    recipe: Annotated[str | None, typer.Option(help="[default: the task's]")] = None,
-    seed: Annotated[int, typer.Option(help="Of parameters and sample order.")] = 0,
-    sync_batchnorm: Annotated[
-        bool, typer.Option("--sync-batchnorm", help="Batch norm over the global batch.")
-    ] = False,
+    steps: Annotated[int, typer.Option(help="Steps to compare.", min=1, max=10_000, rich_help_panel=RUN)] = 5,
+    workers: Annotated[int, typer.Option(help="Number of workers.", rich_help_panel=WHERE)] = 2,
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    **flags: Any,
 ) -> None:
     """Train a few steps with single and with a strategy and compare every tensor (exit code 1: differs)."""
     from manyhands.cli.train import parse_set
@@ -50,27 +59,9 @@ def verify(
     from manyhands.runs.verify import verify as compare
 
     options, recipe_options, strategy_options = parse_set(set_ or [])
-    settings: dict[str, Any] = arrange(
-        {
-            "strategy": strategy or "allreduce",
-            "strategy_options": strategy_options,
-            "workers": workers,
-            "transport": transport,
-            "launcher": launcher,
-        }
-    )
-    spec = RunSpec.of(
-        task=task,
-        options=options,
-        recipe=recipe,
-        recipe_options=recipe_options,
-        batch=batch,
-        accumulate=accumulate,
-        seed=seed,
-        sync_batchnorm=sync_batchnorm,
-        threads=1,
-        **settings,
-    )
+    chosen, of_strategy = given(flags)
+    arranged = arrange({**chosen, "workers": workers, "strategy_options": strategy_options | of_strategy})
+    spec = RunSpec.of(task=task, options=options, recipe_options=recipe_options, threads=1, **arranged)
     verdict = compare(spec, steps, lambda text: print(text, file=sys.stderr))
     if leads():
         print(json_.dumps(verdict.to_dict(), indent=2) if json else "\n".join(lines(verdict)))
@@ -79,7 +70,7 @@ def verify(
 
 
 def lines(verdict: Any) -> list[str]:
-    """A table for people: a row a tensor, a column a precision; then the verdict and what it leaves out."""
+    """A table for people: one row per tensor, one column per precision; then the result and its notes."""
     comparisons = verdict.comparisons
     width = max(len(name) for name in [*comparisons[0].tensors, "largest of all"])
     head = "".join(f"  {comparison.dtype:>9}" for comparison in comparisons)
