@@ -452,7 +452,7 @@ TABLE = {
     "unknown command": ("trian digits-mlp", "No such command 'trian'. Did you mean 'train'?"),
     "unknown flag": (
         "train digits-mlp --bacth 3",
-        "No such option: --bacth (Possible options: --backup, --batch)",
+        "No such option: --bacth (Possible options: --backup, --batch, --cut)",
     ),
     "more threads than any machine": (
         "train digits-mlp --threads 100000",
