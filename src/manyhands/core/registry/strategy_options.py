@@ -46,6 +46,9 @@ class StrategyOptions(BaseModel):
     def check_workers(self, workers: int) -> None:
         """Raise a `UsageError` if the options cannot be used with this number of workers."""
 
+    def check_exact(self, workers: int) -> None:
+        """Raise a `UsageError` if these options make other steps than one worker with the same batch."""
+
     def _must(self, name: str, holds: bool, wanted: str, value: Any = None) -> None:
         value = getattr(self, name) if value is None else value
         if not holds:
@@ -127,6 +130,19 @@ class AverageOptions(StrategyOptions):
             self._refuse(
                 f"elasticity {self.elasticity:g} of {workers} workers moves their center further than they "
                 f"are away from it: at most {1 / workers:.3g}"
+            )
+
+    def check_exact(self, workers: int) -> None:
+        """Workers must continue with their mean after every step."""
+        if self.outer != "mean":
+            raise UsageError(
+                f"average with outer {self.outer} is not single: workers do not continue with their mean; "
+                "verify it with --set strategy.outer=mean --set strategy.every=1"
+            )
+        if self.every != 1 and workers > 1:
+            raise UsageError(
+                f"average with every {self.every} is not single: models differ between averages; verify it "
+                "with --set strategy.every=1"
             )
 
 
