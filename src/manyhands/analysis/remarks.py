@@ -44,7 +44,8 @@ def slower_than_one(facts: Facts) -> Verdict | None:
     share = record.throughput / baseline.throughput.median
     if share >= 1 - SLOWER:
         return None
-    text = f"{groups.workers_text(record)} do {formatting.percent(share)} of what {baseline.spoken} does with batch"
+    done = formatting.percent(share)
+    text = f"{groups.workers_text(record)} do {done} of what {baseline.spoken} does with batch"
     return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay here.", 0.0)
 
 
