@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from manyhands.core import formatting
 from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
-from manyhands.core.registry.strategy_options import left_at_default
+from manyhands.core.registry.strategy_options import is_default
 from manyhands.records.record import RunRecord
 
 _SCALINGS = {"linear": "linear", "sqrt": "square root"}
@@ -182,7 +182,7 @@ def _usual(name: str, value: Any, record: RunRecord) -> bool:
     """Whether an option needs no mention: its default, or what the strategy chose by itself."""
     if name in record.choices or (name == "stages" and value == record.spec.workers):
         return True  # it may differ from repeat to repeat
-    return name in left_at_default(record.spec.traits.options, {name: value})
+    return is_default(record.spec.traits.options, name, value)
 
 
 def _pairs(options: Mapping[str, Any]) -> list[str]:

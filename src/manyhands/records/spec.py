@@ -76,9 +76,7 @@ class RunSpec(BaseModel):
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     sync_batchnorm: bool = False  # statistics over the global batch; otherwise over each worker's share
-    offload: Literal["none", "all", "conv", "auto"] = (
-        "none"  # which activations leave the device until backward
-    )
+    offload: Literal["none", "all", "conv", "auto"] = "none"  # activations moved away until backward
     memory: int | None = None  # bytes that each worker may use, with offload auto
     offload_to: str | None = None  # the folder for activations on disk
     noise_scale: bool = False  # compare gradients of parts of a batch with the whole

@@ -7,7 +7,6 @@ what is at its default. So they lie here, below both towers, and import no torch
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
@@ -271,11 +270,9 @@ def _ascends(cut: tuple[int, ...]) -> tuple[bool, str, str]:
     return all(a < b for a, b in pairwise((0, *cut))), wanted, ", ".join(map(str, cut))
 
 
-def left_at_default(model: type[StrategyOptions], given: Mapping[str, Any]) -> set[str]:
-    """The names of the given options that are what one gets without them."""
-    fields = model.model_fields
-    return {name for name, value in given.items() if name in fields and _equal(value, fields[name].default)}
-
-
-def _equal(value: Any, default: Any) -> bool:
+def is_default(model: type[StrategyOptions], name: str, value: Any) -> bool:
+    """Whether an option has the value that it has when it is not given; JSON has lists for tuples."""
+    if name not in model.model_fields:
+        return False
+    default = model.model_fields[name].default
     return bool(value == default or (isinstance(value, list) and tuple(value) == default))
