@@ -18,7 +18,7 @@ import numpy as np
 
 from manyhands.recipes.members import constant
 from manyhands.records.spec import RunSpec
-from manyhands.strategies.asynchronous.server import server
+from manyhands.strategies.asynchronous.parameter_server import server
 from manyhands.tasks.quadratic import points, quadratic, stiffness
 from manyhands.testing.scripted import Turn, play
 

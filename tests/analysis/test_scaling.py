@@ -79,7 +79,7 @@ def test_a_point_says_what_its_workers_bring_and_cost():
     assert found.against_threads.median == pytest.approx(20 / 15)
     assert found.worker_seconds == pytest.approx(100.0)  # two workers for 50 s each
     assert found.money == pytest.approx(0.05)
-    assert (found.ranks, found.cores, found.crowded, found.crew) == (2, 2, False, "2 workers")
+    assert (found.ranks, found.cores, found.crowded, found.workers_text) == (2, 2, False, "2 workers")
     assert len(found.runs) == 3
 
 

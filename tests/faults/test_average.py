@@ -262,7 +262,7 @@ def test_what_is_not_one_worker_is_not_verified() -> None:
     for options, sentence in (
         (
             {"every": 16},
-            "average with every 16 is not single: workers go apart between averages; verify it with "
+            "average with every 16 is not single: models differ between averages; verify it with "
             "--set strategy.every=1",
         ),
         ({"every": 1, "outer": "elastic"}, "average with outer elastic is not single: "),

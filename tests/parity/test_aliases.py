@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
 from manyhands.core.errors import UsageError
 from manyhands.strategies.aliases import refuse_views
 from manyhands.strategies.asynchronous.hogwild import Hogwild
-from manyhands.strategies.asynchronous.server import server
+from manyhands.strategies.asynchronous.parameter_server import server
 from manyhands.strategies.local_sgd.average import Average
 from manyhands.strategies.options import AverageOptions
 from manyhands.strategies.sharded.worker import Sharded

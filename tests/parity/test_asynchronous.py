@@ -15,7 +15,7 @@ from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.records.spec import RunSpec
 from manyhands.strategies.asynchronous.hogwild import Hogwild
-from manyhands.strategies.asynchronous.server import server
+from manyhands.strategies.asynchronous.parameter_server import server
 from manyhands.strategies.base import Compute, Setup
 from manyhands.strategies.single import Single
 from manyhands.tasks.base import Task

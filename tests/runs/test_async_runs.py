@@ -28,7 +28,7 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.runs.defaults import arrange
 from manyhands.runs.train import run
-from manyhands.strategies.asynchronous.server import server
+from manyhands.strategies.asynchronous.parameter_server import server
 from manyhands.tasks.quadratic import quadratic
 from manyhands.testing import scripted
 from manyhands.testing.delayed import DelayedTransport

@@ -186,7 +186,7 @@ def test_what_was_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert elsewhere.micro_batches == 8
     assert said == [
         "micro-batches 1: 1,000 images/s, 2: 3,000 images/s, 4: 2,000 images/s: taking 2",
-        "8 micro-batches a batch; --micro-batches says otherwise",
+        "8 micro-batches per batch; choose another number with --micro-batches",
     ]
 
 

@@ -15,8 +15,8 @@ from manyhands.data.order import Order
 from manyhands.recipes.members import constant
 from manyhands.strategies import options
 from manyhands.strategies.asynchronous.base import Work
+from manyhands.strategies.asynchronous.parameter_server import Server
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
-from manyhands.strategies.asynchronous.server import Server
 from manyhands.strategies.asynchronous.server_channel import MemoryChannel, ServerReply, ServerRequest, Verb
 from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage
 from manyhands.strategies.base import Compute, Setup

@@ -12,7 +12,7 @@ from manyhands.data.order import Order
 from manyhands.recipes.members import constant
 from manyhands.records.spec import RunSpec
 from manyhands.strategies.asynchronous.hogwild import Hogwild
-from manyhands.strategies.asynchronous.server import server
+from manyhands.strategies.asynchronous.parameter_server import server
 from manyhands.tasks.quadratic import points, quadratic, stiffness
 from manyhands.testing.scripted import Played, Turn, play
 

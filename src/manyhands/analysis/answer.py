@@ -108,7 +108,7 @@ def _nothing(field: _Field) -> str:
     assert best.samples is not None
     count = formatting.count(best.samples.median, field.records[0].unit)
     text = f"for {field.task} nothing was timed, so there is no fastest; the fewest samples to {goal} took"
-    return f"{text} {best.variant}, {best.crew}, batch {best.batch}: {count}."
+    return f"{text} {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
 
 
 def _nobody(field: _Field) -> str:

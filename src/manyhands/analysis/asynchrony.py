@@ -1,4 +1,4 @@
-"""What staleness costs and waiting saves: asynchronous strategies beside the synchronous one."""
+"""What staleness costs and what not waiting saves: asynchronous strategies against the synchronous one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manyhands.records.record import RunRecord
 
 
 class Asynchrony(NamedTuple):
-    """A cell's staleness, and what the target took it."""
+    """The staleness of a cell, and the samples and seconds that it needed for the target."""
 
     task: str
     variant: str
@@ -82,7 +82,7 @@ def _key(arrival: ToTarget) -> Key:
 
 
 def _named(arrival: ToTarget) -> str:
-    return f"{arrival.variant}, {arrival.crew}"
+    return f"{arrival.variant}, {arrival.workers_text}"
 
 
 def _ratio(over: Summary | None, under: Summary | None) -> float | None:

@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
         """`allreduce, 2 workers, batch 256`; one worker by its threads."""
         cell = self.cell
         if cell.variant != ONE_WORKER:
-            return f"{cell.variant}, {cell.crew}, batch {cell.batch}"
+            return f"{cell.variant}, {cell.workers_text}, batch {cell.batch}"
         many = "one thread" if cell.threads == 1 else f"{cell.threads} threads"
         return f"one worker with {many}, batch {cell.batch}"
 

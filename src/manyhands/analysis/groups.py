@@ -1,4 +1,4 @@
-"""Which runs are alike: the names by which records are put together and told apart."""
+"""Which runs belong together: the names by which records are grouped and distinguished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from manyhands.core import formatting
 from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
-from manyhands.core.registry.strategy_options import left_at_default
+from manyhands.core.registry.strategy_options import is_default
 from manyhands.records.record import RunRecord
 
 _SCALINGS = {"linear": "linear", "sqrt": "square root"}
@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 
 def variant(record: RunRecord) -> str:
-    """The strategy and what tells it apart: `average every=8`."""
+    """The strategy with the settings that are not at their defaults: `average every=8`."""
     spec = record.spec
     options = {
         name: value for name, value in spec.strategy_options.items() if not _usual(name, value, record)
@@ -65,17 +65,17 @@ def recipe_variant(record: RunRecord) -> str:
 
 def title(record: RunRecord) -> str:
     """One cell in a line: `allreduce · 2 workers · batch 256`, `single · 1 thread · batch 128`."""
-    return " · ".join([variant(record), crew(record), f"batch {batch(record)}"])
+    return " · ".join([variant(record), workers_text(record), f"batch {batch(record)}"])
 
 
-def crew(record: RunRecord) -> str:
-    """Who works: `2 workers`, `2 workers + 1 server`; one worker by its threads: `1 thread`."""
+def workers_text(record: RunRecord) -> str:
+    """How many work: `2 workers`, `2 workers + 1 server`; one worker by its threads: `1 thread`."""
     spec, each = record.spec, threads(record)
     if spec.traits.one_worker:
         return formatting.plural(each, "thread")
-    crew = formatting.plural(spec.workers, "worker")
+    workers = formatting.plural(spec.workers, "worker")
     serving = f" + {formatting.plural(spec.servers, 'server')}" if spec.servers else ""
-    return crew + serving + (f" x {each} threads" if each > 1 else "")
+    return workers + serving + (f" x {each} threads" if each > 1 else "")
 
 
 def task_name(record: RunRecord) -> str:
@@ -95,12 +95,12 @@ def of_task(records: Iterable[RunRecord], task: str) -> list[RunRecord]:
 
 
 def threads(record: RunRecord) -> int:
-    """Of one worker."""
+    """Threads per worker."""
     return record.spec.threads or record.environment.threads
 
 
 def batch(record: RunRecord) -> int:
-    """Samples of an optimizer's step, over all workers."""
+    """Samples per step of the optimizer, over all workers."""
     return record.spec.batch or round(record.samples / max(1, record.steps))
 
 
@@ -118,20 +118,20 @@ def cells(records: Iterable[RunRecord]) -> dict[Key, list[RunRecord]]:
 
 
 def recipe_key(record: RunRecord) -> str:
-    """The same for runs whose optimizer is set up alike."""
+    """One text for all runs whose optimizer is set up the same way."""
     return json.dumps(record.recipe, sort_keys=True, default=str)
 
 
 def measured(record: RunRecord) -> bool:
-    """Whether its seconds count: it had the machine for itself and ran for long enough."""
+    """Whether its times count: it had the machine to itself and ran long enough."""
     whole = record.status in ("finished", "target") or record.steady_samples_per_second is not None
     return record.timed and record.throughput > 0 and whole
 
 
 def attempted(record: RunRecord) -> bool:
-    """Whether it was a try for the target; a run of less than an epoch on a budget only measures speed.
+    """Whether it tried to reach the target; a run of less than an epoch on a budget only measures speed.
 
-    What was interrupted says nothing either way.
+    An interrupted run does not count.
     """
     if record.status == "interrupted":
         return False
@@ -153,7 +153,7 @@ def higher_is_better(record: RunRecord) -> bool:
 
 
 def cores_held(record: RunRecord) -> int:
-    """What is paid for: a worker's hour is that of one thread's core; on another device, of the device."""
+    """The cores or devices that are paid for: one core per thread, or one device per rank."""
     each = threads(record) if record.environment.device == "cpu" else 1
     return record.spec.ranks * each
 
@@ -164,17 +164,17 @@ def busiest_host(record: RunRecord) -> int:
 
 
 def crowding(record: RunRecord) -> float:
-    """Threads that want to compute for each core, on the busiest host; 1 is a full machine."""
+    """Computing threads per core on the busiest host; 1 is a full machine."""
     return busiest_host(record) * threads(record) / max(1, record.environment.cores)
 
 
 def crowded(record: RunRecord) -> bool:
-    """Whether more threads compute than there are cores; another device's hosts have little to do."""
+    """Whether more threads compute than there are cores; with another device the host has little to do."""
     return record.environment.device == "cpu" and crowding(record) > 1
 
 
 def runs(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Their folders, so that every number has its runs behind it."""
+    """Their folders, so that every number can be traced to its runs."""
     return tuple(sorted(record.run for record in records))
 
 
@@ -182,7 +182,7 @@ def _usual(name: str, value: Any, record: RunRecord) -> bool:
     """Whether an option needs no mention: its default, or what the strategy chose by itself."""
     if name in record.choices or (name == "stages" and value == record.spec.workers):
         return True  # it may differ from repeat to repeat
-    return name in left_at_default(record.spec.traits.options, {name: value})
+    return is_default(record.spec.traits.options, name, value)
 
 
 def _pairs(options: Mapping[str, Any]) -> list[str]:

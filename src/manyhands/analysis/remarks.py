@@ -44,7 +44,8 @@ def slower_than_one(facts: Facts) -> Verdict | None:
     share = record.throughput / baseline.throughput.median
     if share >= 1 - SLOWER:
         return None
-    text = f"{groups.crew(record)} do {formatting.percent(share)} of what {baseline.spoken} does with batch"
+    done = formatting.percent(share)
+    text = f"{groups.workers_text(record)} do {done} of what {baseline.spoken} does with batch"
     return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay off here.", 0.0)
 
 
@@ -104,7 +105,7 @@ def memory(facts: Facts) -> Verdict | None:
     if held < FULL * whole:
         return None
     text = (
-        f"{groups.crew(record)} hold {formatting.size(held)} of {formatting.size(whole)} "
+        f"{groups.workers_text(record)} hold {formatting.size(held)} of {formatting.size(whole)} "
         f"of memory: a larger batch may"
     )
     return Verdict("memory", f"{text} not fit; `--offload auto` or `sharded` need less.", 0.0)

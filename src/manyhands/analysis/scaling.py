@@ -47,7 +47,7 @@ class Point(NamedTuple):
     runs: tuple[str, ...]
     cores: int = 0  # of one host
     crowded: bool = False  # more threads than cores
-    crew: str = ""  # "2 workers + 1 server"
+    workers_text: str = ""  # "2 workers + 1 server"
 
 
 class Curve(NamedTuple):
@@ -164,7 +164,7 @@ def _point(key: Key, alike: Sequence[RunRecord], pair: Pair, price: float | None
         runs=groups.runs(alike),
         cores=first.environment.cores,
         crowded=groups.crowded(first),
-        crew=groups.crew(first),
+        workers_text=groups.workers_text(first),
     )
 
 

@@ -34,7 +34,7 @@ class ToTarget(NamedTuple):
     recipes: int = 1  # how many were tried; this is the best of them
     recipe_line: str = ""
     noisy: bool = False
-    crew: str = ""
+    workers_text: str = ""
 
     @property
     def best_seconds(self) -> float | None:
@@ -106,7 +106,7 @@ def _one(task: str, key: Key, alike: Sequence[RunRecord], price: float | None) -
         runs=groups.runs(alike),
         recipe_line=first.recipe_line,
         noisy=any((record.machine_noise or 0.0) > NOISY for record in timed),
-        crew=groups.crew(first),
+        workers_text=groups.workers_text(first),
     )
 
 

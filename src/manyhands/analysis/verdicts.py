@@ -112,7 +112,9 @@ def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
         ahead = every.throughput.median / best.throughput.median
         sure = "" if apart(every.throughput, best.throughput) else ", within the noise"
         text = f"For {task} plain threads win in throughput: {every.spoken} is {ahead:.2f}x as fast as"
-        text += f" the best of several workers ({best.variant}, {best.crew}, batch {best.batch}){sure}."
+        text += (
+            f" the best of several workers ({best.variant}, {best.workers_text}, batch {best.batch}){sure}."
+        )
         found.append(Verdict("threads-win", text, 0.0))
     return found
 

@@ -27,8 +27,8 @@ def same_id(one: str, other: str) -> bool:
     return one == other or ((len(short), len(long)) == (OLD_DIGITS, DIGITS) and long.startswith(short))
 
 
-# What is more than this is a slip, and would be too much for a counter, a clock or a machine. What this very
-# machine can do is a question of who starts the run there (runs/defaults.py).
+# Larger values are slips, too large for a counter, a clock or any machine. The limits of this machine are
+# checked where a run is started (runs/checks.py).
 MOST: dict[str, int] = {
     "workers": 65_536,
     "threads": 1_024,
@@ -62,37 +62,37 @@ class RunSpec(BaseModel):
     transport: str = "solo"
     launcher: str = "inline"
     workers: int = 1
-    threads: int | None = None  # a worker
+    threads: int | None = None  # per worker
     batch: int | None = None
     accumulate: int = 1
     recipe: str | None = None
     recipe_options: dict[str, Any] = {}
     epochs: float | None = None  # the horizon of the schedule and the first budget
-    samples: int | None = None  # further budgets: whichever is spent first ends the run
+    samples: int | None = None  # further budgets: the first one that is spent ends the run
     seconds: float | None = None
     target: float | None = None
     stop_at_target: bool = False
     evaluate_every: float = 1.0  # epochs
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
-    sync_batchnorm: bool = False  # statistics over the global batch; else over each worker's share
-    offload: Literal["none", "all", "conv", "auto"] = "none"  # which activations leave the device meanwhile
-    memory: int | None = None  # bytes that a worker may use in all, where offload is auto
-    offload_to: str | None = None  # the folder for what is moved to disk
+    sync_batchnorm: bool = False  # statistics over the global batch; otherwise over each worker's share
+    offload: Literal["none", "all", "conv", "auto"] = "none"  # activations moved away until backward
+    memory: int | None = None  # bytes that each worker may use, with offload auto
+    offload_to: str | None = None  # the folder for activations on disk
     noise_scale: bool = False  # compare gradients of parts of a batch with the whole
     device: Literal["auto", "cpu", "cuda"] = "auto"
     checkpoint_every: float = 60.0  # seconds; 0 is after every step
     keep: int = 3  # checkpoints
-    timeout: float | None = None  # seconds without a move that count as a hang; None adapts to the steps
-    restarts: int = 0  # after a worker failed, from the last checkpoint; where others go on, of that worker
-    strict: bool = False  # the loss of a worker ends the run, also where the others could go on
+    timeout: float | None = None  # seconds without progress that count as a hang; None adapts to the steps
+    restarts: int = 0  # from the last checkpoint after a worker failed; asynchronous: of that worker alone
+    strict: bool = False  # the loss of a worker ends the run, even if the others could go on
 
-    # What does not change what a run computes is no part of its id and free to change on resume,
+    # These fields do not change what a run computes: they are not part of its id and may change on resume.
     incidental: ClassVar[frozenset[str]] = frozenset(
         {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict", "offload_to"}
     )
-    # nor does who computes it, beyond rounding: a part of the id, so that a study can tell runs apart, but
-    # free to change on resume, and the sample sequence goes on (law 6).
+    # These change it by rounding at most: they are part of the id, so that a study can compare them, but may
+    # change on resume, and the sample sequence goes on (law 6).
     placement: ClassVar[frozenset[str]] = frozenset(
         {
             "strategy",
@@ -171,7 +171,7 @@ class RunSpec(BaseModel):
 
     @classmethod
     def of(cls, /, **fields: Any) -> Self:
-        """Make a spec, or say in one sentence what is wrong with it (law 10)."""
+        """Make a spec, or raise a `UsageError` that says in one sentence what is wrong with it (law 10)."""
         try:
             return cls(**fields)
         except ValidationError as error:
@@ -214,7 +214,7 @@ class RunSpec(BaseModel):
 
     @property
     def old_name(self) -> str:
-        """The same as version 0.1.0 wrote it: what it left behind goes on."""
+        """The name that version 0.1.0 gave it, so that its folders can be resumed."""
         return f"{self._stem}-{self.id[:OLD_DIGITS]}"
 
     @property
@@ -223,7 +223,7 @@ class RunSpec(BaseModel):
 
     @property
     def task_file(self) -> Path | None:
-        """The user's own file that makes the task; none where it is one of ours."""
+        """The user's own file that defines the task; none for a built-in task."""
         return file_of(self.task)
 
     def alone(self, **fields: Any) -> Self:
@@ -260,12 +260,12 @@ class RunSpec(BaseModel):
 
     @property
     def replicas(self) -> int:
-        """How many times the model is trained side by side, each with a share of the batch."""
+        """Copies of the model that train side by side, each with a share of the batch."""
         return self.workers // self.stages
 
     @property
     def micro_batches(self) -> int:
-        """Parts into which a replica's share of the batch is cut."""
+        """Parts of each replica's share of the batch."""
         return int(self.strategy_options.get("micro_batches") or self.accumulate)
 
     @property
@@ -291,7 +291,7 @@ class RunSpec(BaseModel):
         return self._changes(other, lambda name: not self._is_placement(name))
 
     def moves(self, other: RunSpec) -> list[str]:
-        """What the other spec does the same with: `workers 4 -> 2`."""
+        """What only changes where the same computation runs: `workers 4 -> 2`."""
         return self._changes(other, self._is_placement)
 
     def _is_placement(self, name: str) -> bool:
@@ -318,7 +318,7 @@ class RunSpec(BaseModel):
 
 
 def file_of(task: str) -> Path | None:
-    """The file of a `path/to/file.py:name`; none where a task's name is just that."""
+    """The file of `path/to/file.py:name`; none for the name of a built-in task."""
     if ".py" not in task:
         return None
     path = Path(task.rpartition(":")[0] if ".py:" in task else task)

@@ -19,6 +19,7 @@ from manyhands.analysis import (
 )
 from manyhands.analysis.rows import rows as flat_rows
 from manyhands.analysis.verdicts import Verdict, study_verdicts
+from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 from manyhands.report import palette
@@ -42,7 +43,7 @@ class Findings:
     def variants(self) -> list[str]:
         """Of all records, `single` first."""
         found = dict.fromkeys(groups.variant(record) for record in self.records)
-        return sorted(found, key=lambda name: name != "single")
+        return sorted(found, key=lambda name: name != ONE_WORKER)
 
     @cached_property
     def looks(self) -> dict[str, palette.Look]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from manyhands.core.registry.strategies import ONE_WORKER
+
 # Okabe and Ito (2008), its black a gray and its yellow darkened so that both are seen on white and on black.
 NEUTRAL = "#7a7a7a"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
@@ -58,7 +60,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     found: dict[str, Look] = {}
     taken = 0
     for name in dict.fromkeys(names):
-        if name == "single":
+        if name == ONE_WORKER:
             found[name] = Look(NEUTRAL, "circle", [1, 0])
             continue
         turn = taken // len(COLORS)  # a second time round the colors the shapes are shifted by some

@@ -1,4 +1,4 @@
-"""What is found by trying: `--workers auto`, how cores are best split; and into how many micro-batches."""
+"""What short measurements choose: workers and threads (`--workers auto`), and micro-batches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from manyhands.core.signals import StopRequest
 from manyhands.launchers.base import Launcher
 from manyhands.records.spec import RunSpec
 
-ROUNDS, SECONDS = 2, 1.0  # each split is tried this often, in turn, for so long
-BRIEFLY = 0.4  # seconds for each number of micro-batches
-LEAST = 8  # samples of a micro-batch: smaller ones are slow, and a batch norm's statistics poor
+ROUNDS, SECONDS = 2, 1.0  # each split is measured this often, in turn, and this long
+BRIEFLY = 0.4  # seconds per number of micro-batches
+LEAST = 8  # samples per micro-batch: smaller ones are slow, and the statistics of batch norm poor
 
 
 class Split(NamedTuple):
-    """One way to use the cores, and how fast it was."""
+    """One way to use the cores, and its measured speed."""
 
     workers: int
     threads: int
@@ -33,29 +33,29 @@ def splits(cores: int, batch: int) -> list[Split]:
     return [Split(n, cores // n) for n in range(1, cores + 1) if cores % n == 0 and n <= batch]
 
 
-def choose(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
+def choose(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
     """The (resolved) spec with the fastest split; best of interleaved rounds, since machines are noisy."""
     from manyhands.engine.probe import measure
 
     assert spec.batch is not None
     found = splits(environment.cores(), spec.batch)
     launcher: Launcher = registry.member("launcher", LAUNCHERS, launchers.LOCAL)()
-    rates = [0.0] * len(found)
+    speeds = [0.0] * len(found)
     for _ in range(ROUNDS if len(found) > 1 else 0):
         for number, split in enumerate(found):
-            rate = _measured(launcher, measure, split.workers, placed(spec, split), SECONDS)
-            rates[number] = max(rates[number], rate)
-    measured = [split._replace(samples_per_second=rate) for split, rate in zip(found, rates, strict=True)]
+            speed = _measured(launcher, measure, split.workers, placed(spec, split), SECONDS)
+            speeds[number] = max(speeds[number], speed)
+    measured = [split._replace(samples_per_second=speed) for split, speed in zip(found, speeds, strict=True)]
     best = max(measured, key=lambda split: split.samples_per_second)
     tried = ", ".join(f"{split} {formatting.rate(split.samples_per_second, unit)}" for split in measured)
-    say(f"auto: {tried}: taking {best}")
+    notice(f"auto: {tried}: taking {best}")
     return placed(spec, best)
 
 
-def with_micro_batches(spec: RunSpec, unit: str, say: Callable[[str], None]) -> RunSpec:
+def with_micro_batches(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
     """The (resolved) pipeline with the number of micro-batches that is measured to be the fastest.
 
-    Few leave stages idle, many are small and slow; which matters more is the model's and the machine's.
+    Few micro-batches leave stages idle, many are small and slow: it depends on the model and the machine.
     """
     from manyhands.engine.probe import measure_each
 
@@ -66,19 +66,19 @@ def with_micro_batches(spec: RunSpec, unit: str, say: Callable[[str], None]) -> 
     if not LAUNCHERS[spec.launcher].probes:
         chosen = specs[min(len(specs) - 1, 3)]
         parts = formatting.plural(chosen.micro_batches, "micro-batch", "micro-batches")
-        say(f"{parts} a batch; --micro-batches says otherwise")
+        notice(f"{parts} per batch; choose another number with --micro-batches")
         return chosen
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
     found: list[float] = _measured(launcher, measure_each, spec.ranks, specs, ROUNDS, BRIEFLY)
-    rates = dict(zip(counts, found, strict=True))
-    best = max(counts, key=lambda count: rates[count])
-    tried = ", ".join(f"{count}: {formatting.rate(rates[count], unit)}" for count in counts)
-    say(f"micro-batches {tried}: taking {best}")
+    speeds = dict(zip(counts, found, strict=True))
+    best = max(counts, key=lambda count: speeds[count])
+    tried = ", ".join(f"{count}: {formatting.rate(speeds[count], unit)}" for count in counts)
+    notice(f"micro-batches {tried}: taking {best}")
     return specs[counts.index(best)]
 
 
 def _measured(launcher: Launcher, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
-    """What rank 0 found; a signal is heard also while the workers come and go."""
+    """The result of rank 0; signals are handled also while workers start and end."""
     from manyhands.engine.probe import interrupted
 
     with StopRequest() as stop:

@@ -1,4 +1,4 @@
-"""What a spec leaves open is filled in by its task, and the whole is checked against the data (law 10)."""
+"""The task fills in what a spec leaves open, and the result is checked against data and model (law 10)."""
 
 from __future__ import annotations
 

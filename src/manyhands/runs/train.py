@@ -18,7 +18,7 @@ from manyhands.records.trust import vouch
 from manyhands.runs import folders
 from manyhands.runs.checks import check, check_system
 from manyhands.runs.defaults import arrange, joins, leads, rearrange
-from manyhands.runs.execute import execute, follow, launcher_of
+from manyhands.runs.execution import execute, follow, launcher_of
 from manyhands.tasks import TASKS
 
 AUTO = "auto"  # workers: as many as are measured to be the fastest

@@ -1,8 +1,8 @@
 """Is a strategy exact? The same steps by `single` and by the strategy, compared tensor by tensor (law 4).
 
-Where a worker's batch norm looks at its own share, one worker with the whole batch computes something else;
-then the reference is one worker that takes the same shares one after the other. What it cannot tell then are
-the running statistics: it updates them share by share, the workers take the mean of their changes.
+With batch norm over each worker's own share, one worker with the whole batch computes something else. Then
+the reference is one worker that takes the same shares one after the other. Running statistics cannot be
+compared in that case: one worker updates them share by share, several take the mean of their changes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from manyhands.engine.probe import Probe
 
-# float32 rounds at 6e-8 of a value; a few steps of a different order of sums stay far below this
-FEW = 4  # micro-batches
+MICRO_BATCHES = 4  # of a pipeline, unless another number is given
+# float32 rounds at 6e-8 of a value; a few steps with sums in another order stay far below this
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
 
 
@@ -84,17 +84,17 @@ class Verification(NamedTuple):
         }
 
 
-def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verification:
-    """Train some steps twice in each precision and compare where they led."""
+def verify(spec: RunSpec, steps: int, notice: Callable[[str], None]) -> Verification:
+    """Train some steps twice in each precision, and compare the results."""
     check(spec)
     _comparable(spec)
-    spec = resolve(_in_micro_batches(spec))
+    spec = resolve(_with_micro_batches(spec))
     comparisons: list[Comparison] = []
     reasons: dict[str, None] = {}
     for dtype in TOLERANCES:
-        say(f"{dtype}: {steps} steps with single, {steps} with {spec.strategy} on {spec.transport}")
+        notice(f"{dtype}: {steps} steps with single, {steps} with {spec.strategy} on {spec.transport}")
         try:
-            comparison, found = _in(dtype, spec, steps)
+            comparison, found = _compare_in(dtype, spec, steps)
         except (RuntimeError, WorkerFailedError) as error:
             if not comparisons or (types := _mixed_types(str(error))) is None:
                 raise
@@ -108,24 +108,24 @@ def verify(spec: RunSpec, steps: int, say: Callable[[str], None]) -> Verificatio
     return Verification(spec, steps, comparisons, list(reasons))
 
 
-def _in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list[str]]:
-    """The same steps twice in one precision: how they compare, and what to know about that."""
-    ours = _rehearse(spec.replace(dtype=dtype), steps)
+def _compare_in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list[str]]:
+    """The same steps twice in one precision: how they compare, and what is not comparable."""
+    ours = _probe(spec.replace(dtype=dtype), steps)
     parts = spec.replicas * spec.micro_batches
-    apart = ours.batch_norms > 0 and parts > spec.accumulate and not spec.sync_batchnorm
-    if apart:
+    by_share = ours.batch_norms > 0 and parts > spec.accumulate and not spec.sync_batchnorm
+    if by_share:
         _check_shares(spec, steps)
     reference = spec.alone(
         dtype=dtype,
         threads=spec.threads or 1,
-        accumulate=parts if apart else spec.accumulate,
+        accumulate=parts if by_share else spec.accumulate,
         sync_batchnorm=False,
         offload="none",
         memory=None,
     )
-    theirs = _rehearse(reference, steps)
+    theirs = _probe(reference, steps)
     # one replica takes its micro-batches one by one, as one worker does: even these are comparable
-    skipped = _statistics(theirs) if apart and spec.replicas > 1 else set()
+    skipped = _statistics(theirs) if by_share and spec.replicas > 1 else set()
     named = _named(theirs, ours)
     reasons = _reasons(spec, ours, skipped)
     if any(name != other for name, other in named.items()):
@@ -134,13 +134,13 @@ def _in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list[str]]:
 
 
 def _mixed_types(text: str) -> str | None:
-    """The line in which torch complains of float32 where it has float64, if that is what it complains of."""
+    """The line in which torch says that float32 meets float64, if there is one."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if "double" in line.lower() and "float" in line.lower()), None)
 
 
 def _named(theirs: Probe, ours: Probe) -> dict[str, str]:
-    """By our name of each of the model's tensors theirs, which is at the same place in the model."""
+    """For each of our names of the model's tensors, the name of the tensor at the same place in theirs."""
     here, there = (
         {name: tensor.shape for name, tensor in each.state.items() if name.startswith("model/")}
         for each in (ours, theirs)
@@ -157,7 +157,7 @@ def _named(theirs: Probe, ours: Probe) -> dict[str, str]:
 
 
 def _renamed(ours: Probe, named: dict[str, str]) -> dict[str, Tensor]:
-    """Our tensors by their names, the optimizer's after the parameters that they belong to."""
+    """Our tensors under their names; the optimizer's are named after their parameters."""
     found = {}
     for key, tensor in ours.state.items():
         *kind, name = key.split("/", 2 if key.startswith("optimizer/") else 1)
@@ -167,43 +167,31 @@ def _renamed(ours: Probe, named: dict[str, str]) -> dict[str, Tensor]:
 
 
 def _comparable(spec: RunSpec) -> None:
-    """Refuse what is not meant to be equal."""
+    """Refuse strategies and options that are not meant to equal one worker."""
     if spec.traits.asynchronous:
         raise UsageError(
             f"strategy {spec.strategy} is not single: its workers go at their own pace, and no two runs are "
             "alike; verify compares strategies that step together (allreduce, average with every 1)"
         )
-    chosen = options.build(spec.strategy, spec.strategy_options)
-    if not isinstance(chosen, options.AverageOptions):
-        return
-    if chosen.outer != "mean":
-        raise UsageError(
-            f"average with outer {chosen.outer} is not single: workers do not go on with their mean; verify "
-            "it with --set strategy.outer=mean --set strategy.every=1"
-        )
-    if chosen.every != 1 and spec.workers > 1:
-        raise UsageError(
-            f"average with every {chosen.every} is not single: workers go apart between averages; verify it "
-            "with --set strategy.every=1"
-        )
+    options.build(spec.strategy, spec.strategy_options).check_exact(spec.workers)
 
 
-def _in_micro_batches(spec: RunSpec) -> RunSpec:
-    """A few, where none are named: one micro-batch would leave out what is hard about a pipeline."""
+def _with_micro_batches(spec: RunSpec) -> RunSpec:
+    """With several micro-batches unless a number is given: one alone would not test the schedule."""
     if "micro_batches" not in options.known(spec.strategy) or spec.strategy_options.get("micro_batches"):
         return spec
-    most = max(1, (spec.batch or FEW) // max(1, spec.replicas))
-    return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": min(FEW, most)})
+    most = max(1, (spec.batch or MICRO_BATCHES) // max(1, spec.replicas))
+    return spec.replace(strategy_options={**spec.strategy_options, "micro_batches": min(MICRO_BATCHES, most)})
 
 
 def _check_shares(spec: RunSpec, steps: int) -> None:
-    """Where a norm looks at each part, one worker must be able to take the very same parts."""
+    """Refuse a batch that one worker cannot divide into the same parts, where a norm looks at each part."""
     assert spec.batch is not None
     samples = len(find.build(spec.task, spec.options).train)
     full, ragged = divmod(samples, spec.batch)
     for size in (spec.batch, ragged) if steps > full else (spec.batch,):
         parts = [part for share in sizes(size, spec.replicas) for part in sizes(share, spec.micro_batches)]
-        # a part without a sample is nobody's
+        # parts without a sample are not computed
         if [part for part in parts if part] != [part for part in sizes(size, len(parts)) if part]:
             raise UsageError(
                 f"verify compares batch norm with one worker that takes the same {len(parts)} parts of a "
@@ -212,7 +200,7 @@ def _check_shares(spec: RunSpec, steps: int) -> None:
             )
 
 
-def _rehearse(spec: RunSpec, steps: int) -> Probe:
+def _probe(spec: RunSpec, steps: int) -> Probe:
     from manyhands.engine.probe import probe
 
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
@@ -226,9 +214,9 @@ def _rehearse(spec: RunSpec, steps: int) -> Probe:
     return found
 
 
-def _statistics(rehearsal: Probe) -> set[str]:
+def _statistics(result: Probe) -> set[str]:
     ends = ("running_mean", "running_var", "num_batches_tracked")
-    return {name for name in rehearsal.state if name.endswith(ends)}
+    return {name for name in result.state if name.endswith(ends)}
 
 
 def _reasons(spec: RunSpec, ours: Probe, skipped: set[str]) -> list[str]:

@@ -125,7 +125,7 @@ def _row(alike: list[RunRecord], pair: Pair) -> Row:
     end = formatting.score(statistics.median(scores), first.metric_name) if scores else ""
     return Row(
         groups.variant(first),
-        _crew(first.spec),
+        _workers_text(first.spec),
         str(groups.threads(first)),
         f"{groups.batch(first):,}",
         _recipe(first),
@@ -151,7 +151,7 @@ def _failed(without: Without) -> Row:
     spec = without.cell.spec
     text = f"failed: {without.reason.splitlines()[0] if without.reason else ''}"
     batch = f"{spec.batch:,}" if spec.batch else ""
-    return Row(spec.strategy, _crew(spec), "", batch, "", "", "", "", "", "", text)
+    return Row(spec.strategy, _workers_text(spec), "", batch, "", "", "", "", "", "", text)
 
 
 def to_target(alike: Sequence[RunRecord]) -> str:
@@ -184,7 +184,7 @@ def _length(spec: RunSpec) -> str:
     return formatting.duration(spec.seconds) if spec.seconds else f"{spec.epochs:g}" if spec.epochs else ""
 
 
-def _crew(spec: RunSpec) -> str:
+def _workers_text(spec: RunSpec) -> str:
     return f"{spec.workers}+{spec.servers}" if spec.servers else str(spec.workers)
 
 

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     from manyhands.transports.base import Transport
 
-MESSAGES = ("torch", "mpi")  # those that reach other hosts
+MESSAGES = tuple(name for name, row in TRANSPORTS.items() if row.hosts)
 
 
 def check(name: str, hosts: Sequence[str]) -> None:
     """Refuse a transport that cannot join workers on these hosts; needs no torch."""
     distinct = list(dict.fromkeys(hosts))
-    if name == "solo" and len(hosts) > 1:
+    if TRANSPORTS[name].one_rank and len(hosts) > 1:
         raise UsageError(
-            f"transport solo is for one worker, but there are {len(hosts)}: use shm, torch or mpi"
+            f"transport {name} is for one worker, but there are {len(hosts)}: use shm, torch or mpi"
         )
-    if name == "shm" and len(distinct) > 1:
+    if TRANSPORTS[name].shared_memory and len(distinct) > 1:
         raise UsageError(
-            f"transport shm joins workers of one host, but there are {len(distinct)} hosts "
+            f"transport {name} joins workers of one host, but there are {len(distinct)} hosts "
             f"({', '.join(distinct)}): use {' or '.join(MESSAGES)}"
         )
 

@@ -75,7 +75,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
         interval="every",
     ),
     "server": StrategyEntry(
-        where="manyhands.strategies.asynchronous.server:server",
+        where="manyhands.strategies.asynchronous.parameter_server:server",
         says="parameter server: workers push gradients and pull parameters, each at its own pace",
         options=ServerOptions,
         asynchronous=True,

@@ -7,7 +7,6 @@ what is at its default. So they lie here, below both towers, and import no torch
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
@@ -45,6 +44,9 @@ class StrategyOptions(BaseModel):
 
     def check_workers(self, workers: int) -> None:
         """Raise a `UsageError` if the options cannot be used with this number of workers."""
+
+    def check_exact(self, workers: int) -> None:
+        """Raise a `UsageError` if these options make other steps than one worker with the same batch."""
 
     def _must(self, name: str, holds: bool, wanted: str, value: Any = None) -> None:
         value = getattr(self, name) if value is None else value
@@ -127,6 +129,19 @@ class AverageOptions(StrategyOptions):
             self._refuse(
                 f"elasticity {self.elasticity:g} of {workers} workers moves their center further than they "
                 f"are away from it: at most {1 / workers:.3g}"
+            )
+
+    def check_exact(self, workers: int) -> None:
+        """Workers must continue with their mean after every step."""
+        if self.outer != "mean":
+            raise UsageError(
+                f"average with outer {self.outer} is not single: workers do not continue with their mean; "
+                "verify it with --set strategy.outer=mean --set strategy.every=1"
+            )
+        if self.every != 1 and workers > 1:
+            raise UsageError(
+                f"average with every {self.every} is not single: models differ between averages; verify it "
+                "with --set strategy.every=1"
             )
 
 
@@ -255,11 +270,9 @@ def _ascends(cut: tuple[int, ...]) -> tuple[bool, str, str]:
     return all(a < b for a, b in pairwise((0, *cut))), wanted, ", ".join(map(str, cut))
 
 
-def left_at_default(model: type[StrategyOptions], given: Mapping[str, Any]) -> set[str]:
-    """The names of the given options that are what one gets without them."""
-    fields = model.model_fields
-    return {name for name, value in given.items() if name in fields and _equal(value, fields[name].default)}
-
-
-def _equal(value: Any, default: Any) -> bool:
+def is_default(model: type[StrategyOptions], name: str, value: Any) -> bool:
+    """Whether an option has the value that it has when it is not given; JSON has lists for tuples."""
+    if name not in model.model_fields:
+        return False
+    default = model.model_fields[name].default
     return bool(value == default or (isinstance(value, list) and tuple(value) == default))

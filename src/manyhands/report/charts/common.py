@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.report import palette
 from manyhands.report.figure import Row
 
@@ -94,8 +95,8 @@ def sentence(parts: Sequence[str]) -> str:
 
 def spoken(variant: str, workers: int, threads: int = 1) -> str:
     """`allreduce with 2 workers`, for sentences."""
-    if variant == "single":
-        return f"single with {formatting.plural(threads, 'thread')}"
+    if variant == ONE_WORKER:
+        return f"{variant} with {formatting.plural(threads, 'thread')}"
     return f"{variant} with {formatting.plural(workers, 'worker')}"
 
 

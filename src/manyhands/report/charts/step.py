@@ -9,6 +9,7 @@ import altair as alt
 
 from manyhands.analysis.breakdown import Breakdown
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.report import palette
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
@@ -32,7 +33,7 @@ def _shown(findings: Findings, task: str) -> tuple[list[Breakdown], int]:
 
 def _threads(findings: Findings, each: Breakdown) -> str:
     record = findings.by_run.get(each.run)
-    return str(record.environment.threads) if record and each.variant == "single" else ""
+    return str(record.environment.threads) if record and each.variant == ONE_WORKER else ""
 
 
 def _name(findings: Findings, each: Breakdown, batch: int | None) -> str:

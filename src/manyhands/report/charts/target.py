@@ -11,6 +11,7 @@ import altair as alt
 from manyhands.analysis.scaling import Point
 from manyhands.analysis.target import ToTarget
 from manyhands.core import formatting
+from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.report import palette
 from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
@@ -56,8 +57,8 @@ def _place(each: ToTarget) -> tuple[str, int, int]:
 
 
 def _row_name(each: ToTarget | Point) -> str:
-    if each.variant == "single":
-        return f"single · {formatting.plural(each.threads, 'thread')}"
+    if each.variant == ONE_WORKER:
+        return f"{each.variant} · {formatting.plural(each.threads, 'thread')}"
     return f"{each.variant} · {each.workers}"
 
 
@@ -229,7 +230,7 @@ def _best_rates(points: list[Point]) -> list[Row]:
 
 def _kind(each: ToTarget | Point) -> str:
     """Plain threads compete by themselves: the baseline that a user would have without us."""
-    return f"{each.variant} {each.threads > 1}" if each.variant == "single" else each.variant
+    return f"{each.variant} {each.threads > 1}" if each.variant == ONE_WORKER else each.variant
 
 
 def _long_name(each: ToTarget | Point) -> str:

@@ -26,7 +26,7 @@ from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.asynchronous.base import LOOK, AsyncWorker
-from manyhands.strategies.asynchronous.client import Client
+from manyhands.strategies.asynchronous.parameter_client import Client
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
 from manyhands.strategies.asynchronous.server_channel import (
     ServerChannel,
