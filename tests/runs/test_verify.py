@@ -216,4 +216,4 @@ def test_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verify.registry, "member", lambda *_: Interrupted)
     with pytest.raises(InterruptedRunError, match="interrupted by SIGINT while steps were compared"):
-        verify._rehearse(RunSpec.of(task="digits-mlp"), 3)
+        verify._probe(RunSpec.of(task="digits-mlp"), 3)
