@@ -23,6 +23,7 @@ from manyhands.callbacks.base import Callback
 from manyhands.core.errors import DivergedError, InterruptedRunError
 from manyhands.engine.checkpoint.storage import Checkpoints
 from manyhands.engine.fault_injection import faults
+from manyhands.recipes.members import constant
 from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
@@ -106,7 +107,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_with_one_worker_they_are_single(here: Path, way: str) -> None:
-    """To the last bit: nobody is in the way, nothing is stale."""
+    """To the last bit: one worker alone has no stale gradients."""
     settings = {**MOMENTUM, "epochs": 3, "options": {"n": 1001}}
     train(here / "single", **settings)
     record = train(here / "other", workers=1, **WAYS[way], **settings)
@@ -337,15 +338,16 @@ def test_all_wait_for_a_straggler_where_they_step_together(
 
 def test_a_worker_far_away_does_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a host of its own behind a slow network; what is said and pushed are messages."""
-    monkeypatch.setattr(scripted, "Group", lambda size, timeout: ThreadGroup(size, timeout, hosts="abc"))
+    monkeypatch.setattr(
+        scripted, "ThreadGroup", lambda size, timeout: ThreadGroup(size, timeout, hosts="abc")
+    )
 
     def away(inner: Transport, _: object) -> Transport:
         return DelayedTransport(inner, latency=0.005) if inner.rank == 2 else inner
 
     monkeypatch.setattr(scripted, "Scripted", away)
     spec = RunSpec(task="quadratic", strategy="server", workers=2, batch=20, epochs=2, target=0.0)
-    recipe = mh.recipes.members.constant(lr=0.05)
-    played = scripted.play(server, quadratic(n=500), recipe, spec, [])
+    played = scripted.play(server, quadratic(n=500), constant(lr=0.05), spec, [])
     assert sum(share.samples for share in played.shares) == 2 * 500
     assert 0 < played.shares[2].samples < 0.6 * played.shares[1].samples
 

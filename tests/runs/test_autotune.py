@@ -1,4 +1,4 @@
-"""What is measured before a run can be stopped: by whoever measures, and while workers come and go."""
+"""A measurement before a run can be interrupted: while it measures, and while workers start and end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_worker_in_this_process_hears_it(here: Path) -> None:
 def test_a_signal_after_the_last_step_counts(
     found: Any, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers take a moment to leave; whoever asks to stop meanwhile has asked no less."""
+    """Workers take a moment to end; a signal that arrives meanwhile counts too."""
     calls = []
 
     def launch(*arguments: Any) -> list[Any]:

@@ -185,7 +185,7 @@ def test_models_of_other_shapes_are_a_sentence(here: Path, typed: Callable[..., 
 def test_float32_numbers_in_a_loss_leave_out_float64_and_say_so(
     workers: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was torch's "expected scalar type Double but found Float", and nobody knew of what."""
+    """It was torch's "expected scalar type Double but found Float", which does not say of what."""
     (here / "task.py").write_text(NUMBERED)
     code, out = answer(capsys, "task.py:weighted", "--workers", workers, "--batch", "10", "--json")
     found = json.loads(out)
@@ -216,4 +216,4 @@ def test_ctrl_c_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verify.registry, "member", lambda *_: Interrupted)
     with pytest.raises(InterruptedRunError, match="interrupted by SIGINT while steps were compared"):
-        verify._rehearse(RunSpec.of(task="digits-mlp"), 3)
+        verify._probe(RunSpec.of(task="digits-mlp"), 3)
