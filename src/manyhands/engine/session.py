@@ -42,10 +42,10 @@ from manyhands.engine.timing.step_timer import timeline
 from manyhands.records.phases import Span, training_phases
 from manyhands.records.record import (
     Evaluation,
-    Pace,
     RunRecord,
     Start,
     Status,
+    StepTimes,
     WorkShare,
 )
 from manyhands.records.run_folder import RunFolder
@@ -70,7 +70,7 @@ class Report(NamedTuple):
     host_memory: int
     traffic: dict[str, dict[str, float]]
     share: WorkShare
-    pace: Pace | None
+    step_times: StepTimes | None
     traced: list[list[Span]]
 
 
@@ -267,7 +267,7 @@ class Session:
         hardware, step_timer = self.context.hardware, self.trainer.step_timer
         hardware.synchronize()  # what it still has to do is a part of the run
         peak = (hardware.most(), self._memory or hardware.most(), environment.peak_memory())
-        mine = Report(self.clock.stopped(), *peak, traffic, share, step_timer.pace, step_timer.traced)
+        mine = Report(self.clock.stopped(), *peak, traffic, share, step_timer.step_times, step_timer.traced)
         reports: list[Report | None] = self.info.channel.exchange(mine)
         if not self.leads:
             return None
@@ -312,7 +312,7 @@ class Session:
             memory=[report.memory if report else 0 for report in reports],
             memory_of=hardware.memory_of,
             host_memory=max(r.host_memory for r in known) if hardware.memory_of == "device" else None,
-            pace=[report.pace if report else None for report in reports],
+            step_times=[report.step_times if report else None for report in reports],
             steady_samples_per_second=(keeper.step_timer if keeper else step_timer).samples_per_second,
             timeline=timeline(
                 [report.traced if report else [] for report in reports],

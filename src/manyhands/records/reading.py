@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from manyhands.core.atomic_files import open_regular, read_regular
 from manyhands.core.environment import Environment
 from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.records import renames
 from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.spec import RunSpec
 
@@ -29,7 +30,7 @@ STALEST = 1_000_000  # updates
 _COUNTS = ("servers", "stages", "micro_batches")  # options of strategies that say how work is divided
 _SIGNED = ("loss", "metric", "best_metric", "target", "test_loss", "noise", "gradient", "spread")
 _OPEN = ("spec", "recipe", "choices")  # parts of a record with a schema of their own, or with none
-_BY_RANK = ("traffic", "hosts", "shares", "memory", "pace", "timeline")
+_BY_RANK = ("traffic", "hosts", "shares", "memory", "step_times", "timeline")
 
 Count = Annotated[int, Ge(0), Lt(2**63)]
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -86,7 +87,7 @@ def spec(path: Path, content: bytes) -> RunSpec:
 
 def record(path: Path) -> RunRecord:
     """result.json."""
-    found = _parsed(path, RunRecord, "is not a run's result")
+    found = _parsed(path, RunRecord, "is not a run's result", "record")
     try:
         _check_options(found.spec)
         _check_choices(found.choices)
@@ -101,11 +102,13 @@ def environment(path: Path) -> Environment:
     return _parsed(path, Environment, "does not describe an environment")
 
 
-def _parsed(path: Path, model: type[_Model], otherwise: str) -> _Model:
-    """An object of JSON as a model has it, or one sentence."""
+def _parsed(path: Path, model: type[_Model], otherwise: str, file: renames.File | None = None) -> _Model:
+    """The JSON object of a file as an instance of its model; a ManyhandsError says what is wrong with it."""
     content = _content(path)
     try:
-        table(content)
+        fields = table(content)
+        if file is not None and renames.update(file, fields):
+            content = json.dumps(fields).encode()
         return model.model_validate_json(content)
     except ValidationError as error:
         raise ManyhandsError(f"{path} {otherwise}: {_where(error)}") from None
@@ -135,7 +138,9 @@ def steps(path: Path) -> Iterator[StepRecord]:
     with os.fdopen(descriptor, "rb") as file:
         while (line := file.readline(LONGEST)).endswith(b"\n"):
             try:
-                yield StepRecord.from_fields(table(line))
+                fields = table(line)
+                renames.update("step", fields)
+                yield StepRecord.from_fields(fields)
             except (FaultError, TypeError):
                 return
 
@@ -324,7 +329,7 @@ def _check_numbers(name: str, value: Any) -> None:
 
 
 def _least(value: float) -> float:
-    """No count is below zero; a time may be: the tenth of a pace is extrapolated where steps are few."""
+    """No count is below zero; a time may be: versions before 0.2 extrapolated quantiles of few steps."""
     return 0 if isinstance(value, int) else -(2**63)
 
 

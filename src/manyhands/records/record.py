@@ -106,7 +106,7 @@ class Evaluation(BaseModel):
     noise: tuple[float, float] | None = None  # squared gradient, its spread: means since the one before
 
 
-class Pace(BaseModel):
+class StepTimes(BaseModel):
     """How long a rank's steps took in this sitting, without evaluation; the first ones are left out.
 
     On a CPU every step is exact, and one and the same steps have a length and phases. A device that works by
@@ -194,7 +194,7 @@ class RunRecord(BaseModel):
     memory: list[int] = []  # of every rank, before the first checkpoint was put together
     memory_of: Literal["host", "device"] = "host"  # whose: main memory, or what torch reserved on the GPU
     host_memory: int | None = None  # bytes, the largest rank's main memory where the others are a GPU's
-    pace: list[Pace | None] = []  # of every rank; none where it made too few steps
+    step_times: list[StepTimes | None] = []  # of every rank; none where it made too few steps
     steady_samples_per_second: float | None = None  # of this sitting, the first steps left out
     timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; begins at 0
     noise: Noise | None = None  # where it was asked for
@@ -212,9 +212,9 @@ class RunRecord(BaseModel):
         return self.steady_samples_per_second or self.samples_per_second
 
     @property
-    def worker_pace(self) -> Pace | None:
+    def worker_step_times(self) -> StepTimes | None:
         """Of the first rank that trains and was not lost."""
-        return next((pace for pace in self.pace[self.spec.servers :] if pace), None)
+        return next((times for times in self.step_times[self.spec.servers :] if times), None)
 
     @property
     def worker_phases(self) -> dict[str, float]:
@@ -225,12 +225,12 @@ class RunRecord(BaseModel):
 
     def phases_of(self, rank: int) -> dict[str, float]:
         """Seconds by phase of a rank; where steps ran free, training is divided as in synchronized ones."""
-        phases, pace = self.phases[rank], self.pace[rank] if rank < len(self.pace) else None
-        if pace is None or not pace.sampled:
+        phases, times = self.phases[rank], self.step_times[rank] if rank < len(self.step_times) else None
+        if times is None or not times.sampled:
             return phases
-        training = sum(training_phases(phases).values()) / (sum(pace.phases.values()) or 1.0)
+        training = sum(training_phases(phases).values()) / (sum(times.phases.values()) or 1.0)
         aside = {name: phases[name] for name in ASIDE if name in phases}
-        return {**{name: seconds * training for name, seconds in pace.phases.items()}, **aside}
+        return {**{name: seconds * training for name, seconds in times.phases.items()}, **aside}
 
     @property
     def mean_staleness(self) -> float | None:

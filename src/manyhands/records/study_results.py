@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,12 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 from manyhands.core import file_locks
 from manyhands.core.atomic_files import cannot_write, open_regular
 from manyhands.core.errors import UsageError
-from manyhands.records import reading
+from manyhands.records import reading, renames
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-
-_OLD_KEY = re.compile(r"-[0-9a-f]{8}(-\d+)?$")
 
 
 class Cell(NamedTuple):
@@ -103,7 +100,9 @@ class StudyFolder:
 
     def events(self) -> list[dict[str, Any]]:
         """Everything in the journal, up to where a crash tore its last line."""
-        return _with_new_keys(reading.events(self.journal)) if os.path.lexists(self.journal) else []
+        if not os.path.lexists(self.journal):
+            return []
+        return renames.update_cell_keys(reading.events(self.journal), _new_keys)
 
     @contextmanager
     def writing(self) -> Iterator[JournalWriter]:
@@ -154,23 +153,10 @@ class StudyFolder:
         return [record.model_copy(update={"run": str(folder.path)}) for folder, record in found if record]
 
 
-def _with_new_keys(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events of version 0.1.0, whose ids had 8 digits, with the keys that their cells have now.
-
-    An old key means the cell of the sitting it was written in: another sitting's may begin with the same
-    digits and be another run.
-    """
-    if not any(_OLD_KEY.search(str(event.get("cell"))) for event in events):
-        return events  # making every cell only to know its key takes a while
-    keys: dict[str, str] = {}
-    renamed = []
-    for event in events:
-        if event["event"] == "study":
-            cells = [Cell.from_json(fields) for fields in event["cells"]]
-            keys = {cell.old_key: cell.key for cell in cells}
-        key = event.get("cell")
-        renamed.append({**event, "cell": keys[key]} if key in keys else event)
-    return renamed
+def _new_keys(event: dict[str, Any]) -> dict[str, str]:
+    """From the keys of version 0.1.0 to the current ones, for the cells of a `study` event."""
+    cells = [Cell.from_json(fields) for fields in event["cells"]]
+    return {cell.old_key: cell.key for cell in cells}
 
 
 class JournalWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from manyhands.core.environment import Environment
-from manyhands.records.record import Evaluation, Pace, RunRecord
+from manyhands.records.record import Evaluation, RunRecord, StepTimes
 from manyhands.records.spec import RunSpec
 
 ENVIRONMENT = Environment(
@@ -59,7 +59,7 @@ def record(
     if phases is None:
         phases = {name: share * step for name, share in STEP.items()}
     score = metric if metric is not None else (0.977 if reached else 0.9)
-    counted = Pace(steps=steps, mean=step, low=step * 0.95, median=step, high=step * 1.1, phases=phases)
+    counted = StepTimes(steps=steps, mean=step, low=step * 0.95, median=step, high=step * 1.1, phases=phases)
     points = [
         Evaluation(
             step=at,
@@ -103,7 +103,7 @@ def record(
         if ranks > 1
         else [{}],
         "hosts": ["here"] * ranks,
-        "pace": [counted] * ranks,
+        "step_times": [counted] * ranks,
         "steady_samples_per_second": rate,
         "peak_memory": 400_000_000,
         "memory": [400_000_000] * ranks,

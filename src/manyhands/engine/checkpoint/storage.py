@@ -21,6 +21,7 @@ from manyhands.core import environment
 from manyhands.core.atomic_files import cannot_write, read_regular, remove_partial, write_atomically
 from manyhands.core.errors import CheckpointError
 from manyhands.devices.device import HOST, Device
+from manyhands.records import renames
 from manyhands.records.spec import same_id
 
 FORMAT = "manyhands-checkpoint-1"
@@ -145,6 +146,7 @@ def load(path: Path, runs: frozenset[str]) -> Checkpoint:
         raise CheckpointError(f"{path} is damaged (its position is not JSON)") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} is damaged (its position is not a JSON object)")
+    renames.update("checkpoint", state)
     return Checkpoint(tensors, state)
 
 

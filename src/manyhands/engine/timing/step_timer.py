@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from manyhands.engine.timing.clock import Clock
 from manyhands.records.phases import Span, training_phases
-from manyhands.records.record import Pace
+from manyhands.records.record import StepTimes
 
 WARM_UP = 5  # steps that say nothing: memory is fetched, kernels are chosen
 TRACED = 5  # steps after them whose phases are kept one by one
@@ -92,7 +92,7 @@ class StepTimer:
         clock.trace = [] if self._first <= made < self._first + self._traced else None
 
     @property
-    def pace(self) -> Pace | None:
+    def step_times(self) -> StepTimes | None:
         """Of the steps of this sitting without the first; none where there was no step."""
         since, lengths = self._base()
         if since is None:
@@ -102,7 +102,7 @@ class StepTimer:
         if len(lengths) > 1:  # inclusive: else a quantile of few steps lies beyond the quickest, even below 0
             low, *_, high = statistics.quantiles(lengths, n=10, method="inclusive")
         synchronized = self._last.synchronized - since.synchronized
-        return Pace(
+        return StepTimes(
             steps=len(self._lengths) - self._left_out,
             mean=sum(lengths) / len(lengths),
             low=low,
