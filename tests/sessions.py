@@ -33,7 +33,7 @@ class Line(PipeLine):
         self.notices: list[str] = []
 
     def tell(self, message: Any) -> None:
-        if message[0] == "notice":
+        if message[0] == "on_notice":
             self.notices.append(message[1])
 
 

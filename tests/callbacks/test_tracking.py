@@ -102,8 +102,8 @@ def test_a_server_that_does_not_answer(
 ) -> None:
     """MLflow waits and tries again for minutes: neither the first step nor the end waits for it."""
     pytest.importorskip("mlflow", reason="the tracking extra is not installed")
-    monkeypatch.setattr("manyhands.callbacks.background.SOON", 0.3)
-    monkeypatch.setattr("manyhands.callbacks.background.LATER", 0.2)
+    monkeypatch.setattr("manyhands.callbacks.background.GRACE", 0.3)
+    monkeypatch.setattr("manyhands.callbacks.background.EXTRA_GRACE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         environment = {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}

@@ -69,7 +69,7 @@ class Run(NamedTuple):
         said: list[str] = []
 
         class Hear(Callback):
-            def notice(self, text: str) -> None:
+            def on_notice(self, text: str) -> None:
                 said.append(text)
 
         changes = bool(settings)
@@ -395,7 +395,7 @@ def test_a_removed_folder_of_checkpoints_is_made_again(harmed: Run) -> None:
 
 def test_a_folder_of_checkpoints_may_go_while_it_trains(harmed: Run) -> None:
     class Vandal(Callback):
-        def stepped(self, step: StepRecord) -> None:
+        def on_step(self, step: StepRecord) -> None:
             shutil.rmtree(harmed.folder / "checkpoints", ignore_errors=True)
 
     resume_folder(harmed.folder, {}, callbacks=[Vandal()])

@@ -294,7 +294,7 @@ def test_steps_are_not_appended_to_what_a_link_leads_to(here: Path) -> None:
     folder.create()
     folder.steps_file.symlink_to("../secret")
     with pytest.raises(ManyhandsError, match=r"cannot write .*steps.jsonl: it is a link, not a file"):
-        Journal(folder).started(None)  # type: ignore[arg-type]  # it opens the file, whatever starts
+        Journal(folder).on_start(None)  # type: ignore[arg-type]  # it opens the file, whatever starts
     assert Path("secret").read_text() == "untouched"
 
 

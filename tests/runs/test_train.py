@@ -222,7 +222,7 @@ class TestResume:
 
         longer = RunSpec.of(task="quadratic", epochs=2, threads=1, checkpoint_every=0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Journal, "stepped", cut)
+            patch.setattr(Journal, "on_step", cut)
             with pytest.raises(RuntimeError, match="killed"):
                 run(longer, out=here / "run", resume=True, allow_changes=True)
         assert train(str(here / "run"), resume=True).steps == 20

@@ -354,7 +354,7 @@ def test_the_time_is_judged_by_earlier_runs(here: Path, typed: Callable[..., Ans
 ONE = "name = 'one'\n[[grid]]\ntask = 'quadratic'\nthreads = 1\nepochs = 1\n"
 
 
-@pytest.mark.parametrize("method", ["begun", "changed", "observer"])
+@pytest.mark.parametrize("method", ["begun", "changed", "callback"])
 def test_a_table_that_fails_is_switched_off(
     tmp_path: Path, typed: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

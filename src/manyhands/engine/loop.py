@@ -122,7 +122,7 @@ class Course:
             or "no sample of the test set is to blame: look at the model's outputs"
         )
         for callback in self.callbacks:
-            callback.notice(f"{what} at step {here.step:,}: {why}")
+            callback.on_notice(f"{what} at step {here.step:,}: {why}")
 
     def evaluated(self, here: Position) -> int:
         """Samples seen at the evaluation before the last."""
@@ -173,7 +173,7 @@ class Course:
             synchronized=self.clock.exact,
         )
         for callback in self.callbacks:
-            callback.stepped(record)
+            callback.on_step(record)
 
 
 @dataclass(kw_only=True)

@@ -133,7 +133,7 @@ class Session:
             self.folder.write_choices(self.context.choices)
         start = self._start()
         for callback in self.callbacks:
-            callback.started(start)
+            callback.on_start(start)
         if self.spec.workers > 1 and self.recipe.momentum and not STRATEGIES[self.spec.strategy].momentum:
             self._say(
                 f"momentum {self.recipe.momentum:g} with {self.spec.strategy}: each worker repeats gradients "
@@ -144,7 +144,7 @@ class Session:
             self._say(self.context.choices["cut"])
         if self.info.joining:
             self.info.channel.joined()
-            self.info.channel.tell(("notice", f"worker {self.info.rank} has joined"))
+            self.info.channel.tell(("on_notice", f"worker {self.info.rank} has joined"))
         self.context.begin()
         self.clock.start(self.clock.totals)  # what was built and opened until here is not training
         try:
@@ -232,7 +232,7 @@ class Session:
 
     def _say(self, text: str) -> None:
         for callback in self.callbacks:
-            callback.notice(text)
+            callback.on_notice(text)
 
     def _start(self) -> Start:
         here, task, environment_ = self.here, self.task, self.environment
@@ -326,5 +326,5 @@ class Session:
         )
         self.folder.write_record(record)
         for callback in self.callbacks:
-            callback.ended(record)
+            callback.on_end(record)
         return record

@@ -67,7 +67,7 @@ def train(
                 Path(task), settings, allow_changes=allow_changes, trust=trust, callbacks=followers
             )
         if settings.get("workers") == "auto":
-            spec = _automatic(task, settings, followers.notice)
+            spec = _automatic(task, settings, followers.on_notice)
         else:
             spec = RunSpec.of(task=task, **arrange(settings))
         folder = Path(out) if out else None
@@ -126,7 +126,7 @@ def run(
     folder = RunFolder(_choose(spec, out, resume))
     with BackgroundCallbacks.of(callbacks) as followers:
         if resume and out is None and not folder.exists():
-            followers.notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
+            followers.on_notice(f"{RUNS} has no run of just these settings to resume: starting {folder.path}")
         return _carry_out(spec, launcher, folder, resume and folder.exists(), allow_changes, followers)
 
 
@@ -152,7 +152,7 @@ def resume_folder(
     check(spec)
     with BackgroundCallbacks.of(callbacks) as followers:
         if leads():
-            vouch(folder, stored, signed or trust, followers.notice)
+            vouch(folder, stored, signed or trust, followers.on_notice)
         launcher = _launcher(spec)
         if (
             not launcher.leads and spec.task_file is not None
@@ -249,7 +249,7 @@ def _carry_out(
 ) -> RunRecord:
     from manyhands.engine.job import Job
 
-    notice = followers.notice
+    notice = followers.on_notice
     with ExitStack() as stack:
         new = not folder.path.exists()
         stack.enter_context(folder.claimed())
@@ -272,7 +272,7 @@ def _carry_out(
             record = result_of(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
-                followers.ended(record)
+                followers.on_end(record)
                 return record
             if moves := before.moves(spec):
                 notice(f"going on with {', '.join(moves)}: the same samples in the same order")
@@ -315,7 +315,7 @@ def _with_restarts(
     from manyhands.engine.session import work
 
     supervision = Supervision(
-        followers.hear, followers.notice, folder.path / "logs", spec.timeout, *_losses(spec)
+        followers.receive, followers.on_warning, folder.path / "logs", spec.timeout, *_losses(spec)
     )
     for attempt in itertools.count():
         try:
@@ -330,7 +330,7 @@ def _with_restarts(
             if attempt == spec.restarts:
                 raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
             again = f"starting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
-            followers.notice(f"{error}\n{again}")
+            followers.on_warning(f"{error}\n{again}")
         except ManyhandsError:
             raise
         except Exception as error:
