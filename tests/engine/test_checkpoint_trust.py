@@ -308,7 +308,7 @@ def test_nothing_is_written_before_all_ranks_have_loaded(
 def test_another_type_of_number_is_converted_and_said(harmed: Run) -> None:
     """It failed in the optimizer, and then plain --resume did, too."""
     notices = harmed.resume(dtype="float64")
-    had = "the checkpoint is in float32: its model and its optimizer's state go on in float64"
+    had = "the checkpoint is in float32: its model and optimizer state are converted to float64"
     assert notices == [had]
     assert load_file(harmed.folder / "model.safetensors")["1.weight"].dtype == torch.float64
     assert RunFolder(harmed.folder).spec().dtype == "float64"

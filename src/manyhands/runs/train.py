@@ -23,7 +23,7 @@ from manyhands.records import baseline
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-from manyhands.records.trust import result_of, say_if_unsigned, vouch
+from manyhands.records.trust import check_trust, own_result, warn_if_unsigned
 from manyhands.runs.defaults import arrange, check_arrangement, check_system, leads, rearrange
 from manyhands.strategies import STRATEGIES, options
 from manyhands.tasks import TASKS
@@ -140,7 +140,7 @@ def resume_folder(
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(usable(path))
-    stored, signed = folder.known_spec()
+    stored, signed = folder.spec_and_signature()
     if settings.get("workers") == "auto":
         raise UsageError(
             f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
@@ -152,7 +152,7 @@ def resume_folder(
     check(spec)
     with BackgroundCallbacks.of(callbacks) as followers:
         if leads():
-            vouch(folder, stored, signed or trust, followers.on_notice)
+            check_trust(folder, stored, signed or trust, followers.on_notice)
         launcher = _launcher(spec)
         if (
             not launcher.leads and spec.task_file is not None
@@ -252,24 +252,24 @@ def _carry_out(
     notice = followers.on_notice
     with ExitStack() as stack:
         new = not folder.path.exists()
-        stack.enter_context(folder.claimed())
+        stack.enter_context(folder.locked())
         stack.enter_context(followers)  # closed while the folder is held: a tracker may write there
         accept = frozenset[str]()
         try:
             spec = _in_micro_batches(spec, folder.spec() if resume else None, notice)
         except BaseException:  # such as Ctrl-C: a folder without a run would be in the way of the next one
             if new:
-                folder.vanish()
+                folder.remove_if_empty()
             raise
         if resume:
-            folder.check_own()
+            folder.check_links()
             before = folder.spec()
             if (changes := before.differences(spec)) and not allow_changes:
                 raise UsageError(
                     f"{folder.path} was started with other settings ({'; '.join(changes)}); "
                     "go on all the same with --allow-changes"
                 )
-            record = result_of(folder, before, notice)
+            record = own_result(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
                 followers.on_end(record)
@@ -282,7 +282,7 @@ def _carry_out(
         else:
             folder.create()
             folder.write_spec(spec)
-        say_if_unsigned(spec, notice)
+        warn_if_unsigned(spec, notice)
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)

@@ -1,4 +1,4 @@
-"""Records made up for tests of analyses and reports: plausible where nothing is said, exact where it is."""
+"""Made-up records for tests of analyses and reports: plausible values where a test gives none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(
     cores: int = 2,
     **fields: Any,
 ) -> RunRecord:
-    """A finished run of `mnist-mlp` at this rate that reached its target after so many steps (or never).
+    """A finished run of `mnist-mlp` at this rate, with its target after `steps_to_target` (or never).
 
     `phases` are seconds of its mean step by phase. Fields of RunSpec (`strategy`, `workers`, `batch`, ...)
     and of RunRecord (`memory`, `staleness`, ...) are taken by name.
