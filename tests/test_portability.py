@@ -113,7 +113,7 @@ def test_a_lock_of_windows_has_one_holder(tmp_path: Path, monkeypatch: pytest.Mo
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_without_locks_everybody_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_every_process_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_locks, "_fcntl", None)
     monkeypatch.setattr(file_locks, "_msvcrt", None)
     with RunFolder(tmp_path).locked(), RunFolder(tmp_path).locked():

@@ -58,10 +58,10 @@ class Hears(Callback):
 
 
 def fail() -> None:
-    raise ConnectionError("nobody answers\nat all")
+    raise ConnectionError("no answer\nat all")
 
 
-def follow(*callbacks: Callback, folder: Path, **settings: Any) -> RunRecord:
+def run_with(*callbacks: Callback, folder: Path, **settings: Any) -> RunRecord:
     """Ten steps, with a notice before them."""
     spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))
     return run(spec, out=folder, callbacks=callbacks)
@@ -99,14 +99,14 @@ def test_one_that_raises_is_switched_off_and_the_others_say_so(
     here: Path, expected: RunRecord, event: str
 ) -> None:
     good, bad = Hears(), Hears(event, fail)
-    record = follow(good, bad, folder=here / "run")
+    record = run_with(good, bad, folder=here / "run")
     assert (record.status, record.loss) == ("finished", expected.loss)
     assert len(RunFolder(here / "run").steps()) == 10
     goes_on = "the run does not need it" if event in ("on_end", "close") else "training goes on without it"
-    sentence = f"the page was switched off: ConnectionError: nobody answers; {goes_on}"
+    sentence = f"the page was switched off: ConnectionError: no answer; {goes_on}"
     assert [text for text in good.notices if "old file" not in text] == [sentence]
-    told = [each for each in good.heard if each != "on_notice"]
-    assert told == ["on_start", *["on_step"] * 10, "on_end", "close"]
+    events = [each for each in good.heard if each != "on_notice"]
+    assert events == ["on_start", *["on_step"] * 10, "on_end", "close"]
     after = bad.heard[bad.heard.index(event) + 1 :]
     assert after == ([] if event == "close" else ["close"])  # once, to give back what it holds
 
@@ -118,7 +118,7 @@ def test_one_that_blocks_is_left_behind(
 ) -> None:
     good, bad = Hears(), Hears(event, stuck)
     since = time.monotonic()
-    record = follow(good, bad, folder=here / "run")
+    record = run_with(good, bad, folder=here / "run")
     assert time.monotonic() - since < 20.0
     assert (record.status, record.loss) == ("finished", expected.loss)
     (sentence,) = [text for text in good.notices if "old file" not in text]
@@ -130,7 +130,7 @@ def test_one_that_blocks_is_left_behind(
 def test_several_workers_do_not_end_either(here: Path) -> None:
     """It once killed all workers: the supervisor called the callbacks itself."""
     good, bad = Hears(), Hears("on_step", fail)
-    record = follow(good, bad, folder=here / "run", workers=2)
+    record = run_with(good, bad, folder=here / "run", workers=2)
     assert (record.status, record.spec.workers) == ("finished", 2)
     assert sum("the page was switched off" in text for text in good.notices) == 1
     assert good.heard.count("on_step") == record.steps
@@ -139,7 +139,7 @@ def test_several_workers_do_not_end_either(here: Path) -> None:
 @pytest.mark.usefixtures("brief")
 def test_several_workers_do_not_wait(here: Path, stuck: Callable[[], object]) -> None:
     good, bad = Hears(), Hears("on_start", stuck)
-    assert follow(good, bad, folder=here / "run", workers=2).status == "finished"
+    assert run_with(good, bad, folder=here / "run", workers=2).status == "finished"
     assert any(text.startswith("the page was left behind") for text in good.notices)
 
 
@@ -148,7 +148,7 @@ def test_a_slow_one_may_miss_steps_and_nothing_else(here: Path, monkeypatch: pyt
     slow = Hears("on_step", lambda: time.sleep(0.02))
     slow.name = "the slow page"
     good = Hears()
-    follow(good, slow, folder=here / "run", epochs=20)
+    run_with(good, slow, folder=here / "run", epochs=20)
     assert "the slow page does not keep up: it misses steps" in good.notices
     assert 1 <= slow.heard.count("on_step") < 200
     assert (slow.heard[:2], slow.heard[-2:]) == (["on_notice", "on_start"], ["on_end", "close"])
@@ -161,14 +161,14 @@ def test_what_a_slow_one_has_not_heard_of_does_not_hold_up_the_end(
     monkeypatch.setattr("manyhands.callbacks.background.GRACE", 0.2)
     slow = Hears("on_step", lambda: time.sleep(0.1))
     since = time.monotonic()
-    follow(slow, folder=here / "run", epochs=20)
+    run_with(slow, folder=here / "run", epochs=20)
     assert time.monotonic() - since < 15.0  # 200 steps would be 20 s
     assert slow.heard[-2:] == ["on_end", "close"]
 
 
 def test_one_that_leaves_the_process_is_switched_off_too(here: Path) -> None:
     good = Hears()
-    follow(good, Hears("on_start", lambda: sys.exit(3)), folder=here / "run")
+    run_with(good, Hears("on_start", lambda: sys.exit(3)), folder=here / "run")
     assert "the page was switched off: SystemExit: 3; training goes on without it" in good.notices
 
 
@@ -181,7 +181,7 @@ def test_one_that_was_left_behind_is_not_heard_of_again(here: Path, caplog: pyte
         release.wait()
         fail()
 
-    follow(Hears("on_start", late), folder=here / "run")
+    run_with(Hears("on_start", late), folder=here / "run")
     release.set()
     for thread in threading.enumerate():
         if thread.name == "callback the page":
@@ -213,7 +213,7 @@ def test_a_full_disk_still_ends_the_run(here: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("manyhands.callbacks.journal.Journal.on_step", full)
     good = Hears()
     with pytest.raises(StorageError, match="no space left"):
-        follow(good, folder=here / "run")
+        run_with(good, folder=here / "run")
     assert good.heard[-1] == "close"
 
 
@@ -229,7 +229,7 @@ def test_what_a_person_sees_is_in_order(typed: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_that_nobody_reads_does_not_stop_the_training(tmp_path: Path) -> None:
+def test_a_full_pipe_does_not_stop_the_training(tmp_path: Path) -> None:
     """Nor the process from ending: standard error is full from the start and stays so."""
     code = (
         "import sys, manyhands as mh; from manyhands.callbacks import background\n"

@@ -99,7 +99,7 @@ def test_a_handler_that_blocks_does_not_stop_the_run(blocking: logging.Handler) 
     assert time.monotonic() - since < 5.0
 
 
-def test_nothing_is_printed_where_nobody_routes_the_log(tmp_path: Path) -> None:
+def test_nothing_is_printed_without_a_handler(tmp_path: Path) -> None:
     code = (
         "import manyhands, logging; from manyhands.callbacks.background import BackgroundCallbacks\n"
         "with BackgroundCallbacks([]) as callbacks: callbacks.on_warning('worker 1 is lost')\n"

@@ -42,7 +42,7 @@ def test_the_first_steps_do_not_count_and_phases_add_up(now: list[float]) -> Non
     assert step_timer.samples_per_second == pytest.approx(32 / 3)
 
 
-def test_a_short_sitting_leaves_fewer_out(now: list[float]) -> None:
+def test_a_short_session_leaves_fewer_out(now: list[float]) -> None:
     clock = Clock()
     clock.start()
     step_timer = StepTimer(clock)
@@ -106,7 +106,7 @@ def test_some_steps_are_traced_and_looking_at_the_clock_leaves_no_trace(now: lis
 
 
 class Gpu:
-    """Works through what it is given by itself; whoever waits for it waits until then."""
+    """Works through its queue asynchronously; synchronizing waits until it is done."""
 
     def __init__(self, now: list[float]) -> None:
         self._now, self._done, self.waits = now, 0.0, 0
@@ -166,7 +166,7 @@ def test_a_device_runs_free_but_for_some_steps_whose_phases_count(now: list[floa
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 10, 11, 16])
-def test_a_short_sitting_on_a_device_has_a_pace_too(now: list[float], steps: int) -> None:
+def test_a_short_session_on_a_device_has_step_times_too(now: list[float], steps: int) -> None:
     gpu = Gpu(now)
     clock = Clock(gpu.synchronize)
     clock.start()
