@@ -1,4 +1,4 @@
-"""Long randomized drills: `make soak COUNT=200 SEED=7`. A seed draws the same drills again."""
+"""Long randomized tests: `make soak COUNT=200 SEED=7`. The same seed gives the same cases."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # their helpers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How many drills, and which."""
-    parser.addoption("--count", type=int, default=None, help="drills of each kind (default: each test's own)")
-    parser.addoption("--seed", type=int, default=0, help="what the drills are drawn from")
+    """Add the options for how many cases, and which."""
+    parser.addoption("--count", type=int, default=None, help="cases per test (default: each test's own)")
+    parser.addoption("--seed", type=int, default=0, help="of the generator that draws the cases")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs are signed with a key of these tests' own: nothing is written to the real home."""
+    """Sign runs with a key for these tests only: nothing is written to the real home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
@@ -28,23 +28,23 @@ def _own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def count(request: pytest.FixtureRequest) -> int | None:
-    """How many drills were asked for; None: as many as the test says."""
+    """How many cases to run; None: the default of the test."""
     asked: int | None = request.config.getoption("--count")
     return asked
 
 
 @pytest.fixture
 def drawn(request: pytest.FixtureRequest) -> random.Random:
-    """A generator for this test: the same for the same seed, another for another test."""
+    """A generator for this test, seeded by --seed and the name of the test."""
     return random.Random(f"{request.config.getoption('--seed')}:{request.node.name}")
 
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Print what a drill came to, whatever pytest captures."""
+    """Print a result, although pytest captures output."""
 
-    def aloud(text: str) -> None:
+    def uncaptured(text: str) -> None:
         with capsys.disabled():
             print(f"\n{text}")
 
-    return aloud
+    return uncaptured

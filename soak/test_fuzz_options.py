@@ -1,6 +1,6 @@
-"""Random command lines with nasty values: each is answered in words, none crashes, hangs or is a surprise.
+"""Random command lines with extreme values: each is answered with a sentence, none crashes or hangs.
 
-They are answered in forks of this process, which has torch loaded: importing it takes seconds.
+They run in forks of this process, which has torch loaded: importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.testing.records import record
 
 COUNT = 300
-LONGEST = 90.0  # seconds; what is meant to be answered takes none, what trains is small
-MEMORY = 12 * 2**30  # bytes of addresses, so that a size too large is refused here and not by the machine
-SURPRISES = ("the whole traceback is in", "Traceback (most recent call last)")
+TIME_LIMIT = 90.0  # seconds; refusals take none, and runs are small
+MEMORY = 12 * 2**30  # bytes of address space, so that a too large size does not exhaust the machine
+UNEXPECTED = ("the whole traceback is in", "Traceback (most recent call last)")
 
 WHOLE = (
     "0", "-1", "1", "2", "3", "7", "64", "129", "1000000", str(2**31), str(2**63 - 1), str(2**63),
@@ -85,48 +85,48 @@ FOLDERS = ("finished", "begun", "odd", "empty", "study", "nowhere")
 
 
 def of_train(draw: random.Random) -> list[str]:
-    """A short run, and up to four options that make something else of it."""
-    words = ["train", draw.choice((*TASKS, *TASKS, *FOLDERS, draw.choice(TEXT)))]
-    words += ["--samples", "64", "--threads", "1", "--batch", "8", "--evaluate-every", "1000"]
+    """A short run with up to four more options."""
+    arguments = ["train", draw.choice((*TASKS, *TASKS, *FOLDERS, draw.choice(TEXT)))]
+    arguments += ["--samples", "64", "--threads", "1", "--batch", "8", "--evaluate-every", "1000"]
     for _ in range(draw.choice((1, 1, 1, 2, 2, 3, 4))):
-        words += _option(draw)
-    return words
+        arguments += _option(draw)
+    return arguments
 
 
 def of_verify(draw: random.Random) -> list[str]:
     """One step; most are refused."""
-    words = ["verify", draw.choice((*TASKS, draw.choice(TEXT))), "--steps", draw.choice(("1", *WHOLE))]
+    arguments = ["verify", draw.choice((*TASKS, draw.choice(TEXT))), "--steps", draw.choice(("1", *WHOLE))]
     options = ("workers", "batch", "accumulate", "seed")
-    words += [f"--{draw.choice(options)}", draw.choice(WHOLE)]
-    return words + (["--strategy", draw.choice(NAMES["strategy"])] if draw.random() < 0.5 else [])
+    arguments += [f"--{draw.choice(options)}", draw.choice(WHOLE)]
+    return arguments + (["--strategy", draw.choice(NAMES["strategy"])] if draw.random() < 0.5 else [])
 
 
 def of_study(draw: random.Random) -> list[str]:
-    """A study file with one nasty setting."""
+    """A study file with one extreme setting."""
     key = draw.choice(("repeats", "seed", "batch", "workers", "epochs", "task", "threads", "share", "lr"))
     value = draw.choice((*WHOLE, *REAL))
     quoted = draw.random() < 0.3 or not value.strip()
     task = "" if key == "task" else "task = 'quadratic'\n"
     Path("s.toml").write_text(f"{STUDY}{task}{key} = {repr(value) if quoted else value}\n")
-    words = ["study", draw.choice(("s.toml", "s.toml", "s.toml", draw.choice(TEXT))), "--dry-run"]
-    words += ["--jobs", draw.choice(WHOLE)] if draw.random() < 0.3 else []
-    return words + (["--out", draw.choice((*FOLDERS, *TEXT))] if draw.random() < 0.5 else [])
+    arguments = ["study", draw.choice(("s.toml", "s.toml", "s.toml", draw.choice(TEXT))), "--dry-run"]
+    arguments += ["--jobs", draw.choice(WHOLE)] if draw.random() < 0.3 else []
+    return arguments + (["--out", draw.choice((*FOLDERS, *TEXT))] if draw.random() < 0.5 else [])
 
 
 def of_show(draw: random.Random) -> list[str]:
-    """A folder, or anything."""
+    """A folder, or any text."""
     return ["show", draw.choice((*FOLDERS, *TEXT)), *draw.choice(([], ["--json"]))]
 
 
 def of_list(draw: random.Random) -> list[str]:
-    """A member, or anything."""
+    """A member, or any text."""
     return ["list", draw.choice((*TASKS, *NAMES["strategy"], *TEXT)), *draw.choice(([], ["--json"]))]
 
 
 def of_report(draw: random.Random) -> list[str]:
     """A folder to read, and sometimes one to write to."""
-    words = ["report", draw.choice((*FOLDERS, *TEXT)), "--no-pictures"]
-    return words + (["--out", draw.choice((*FOLDERS, *TEXT))] if draw.random() < 0.5 else [])
+    arguments = ["report", draw.choice((*FOLDERS, *TEXT)), "--no-pictures"]
+    return arguments + (["--out", draw.choice((*FOLDERS, *TEXT))] if draw.random() < 0.5 else [])
 
 
 Maker = Callable[[random.Random], list[str]]
@@ -151,18 +151,18 @@ def _option(draw: random.Random) -> list[str]:
 
 
 class Ending(NamedTuple):
-    """What came of a command line."""
+    """How a command line ended."""
 
-    status: int | None  # None: it was still busy
+    status: int | None  # None: it did not end in time
     error: str
 
 
-def answered(words: list[str], error: Path) -> Ending:
-    """Let a fork answer it, with a time limit; whatever it started ends with it."""
+def answered(arguments: list[str], error: Path) -> Ending:
+    """Run a command line in a fork, with a time limit."""
     child = os.fork()
     if child == 0:
-        _answer(words, error)
-    until, status = time.monotonic() + LONGEST, None
+        _answer(arguments, error)
+    until, status = time.monotonic() + TIME_LIMIT, None
     while status is None and time.monotonic() < until:
         pid, found = os.waitpid(child, os.WNOHANG)
         status = found if pid else None
@@ -173,47 +173,47 @@ def answered(words: list[str], error: Path) -> Ending:
     return Ending(status, error.read_text(errors="replace"))
 
 
-def _answer(words: list[str], error: Path) -> None:
-    """In the fork: never returns."""
+def _answer(arguments: list[str], error: Path) -> None:
+    """Run it in the fork; never returns."""
     try:
         os.setsid()
-        if words[0] != "report":  # what draws charts asks for more addresses than it ever uses
+        if arguments[0] != "report":  # drawing charts reserves more address space than it uses
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number, path in ((0, os.devnull), (1, os.devnull), (2, str(error))):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="surrogateescape")
-        code = cli.answer(words)
+        code = cli.answer(arguments)
         sys.stderr.flush()
         os._exit(code)
     finally:
-        os._exit(99)  # something got past the command line's own last place
+        os._exit(99)  # an exception that the command line did not catch
 
 
 def wrong(ending: Ending) -> str | None:
-    """What is wrong with an answer, if anything is."""
+    """What is wrong with an answer, or None."""
     status, error = ending
     if status is None:
-        return f"still busy after {LONGEST:g} s"
+        return f"no answer after {TIME_LIMIT:g} s"
     code = os.waitstatus_to_exitcode(status)
     if code not in (0, 1, 2):
         return f"ended with {code}"
-    if any(text in error for text in SURPRISES):
-        return "a surprise"
+    if any(text in error for text in UNEXPECTED):
+        return "an unexpected error"
     sentences = [line for line in error.splitlines() if line.startswith("error: ")]
     if code == 2 and not (len(sentences) == 1 and error.endswith(f"{sentences[0]}\n")):
         return "bad input without exactly one sentence"
     if code == 1 and not sentences:
         return "failed without a sentence"
     if max(map(len, error.splitlines()), default=0) > 2000:
-        return "a sentence without end"
+        return "a very long line"
     return None
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with runs in several states, with everything loaded that a command may need."""
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the cases, with everything imported that a command may need."""
     import sklearn.datasets  # noqa: F401
     import torch
 
@@ -223,8 +223,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def furnish(folder: Path) -> None:
-    """What a drill finds around it."""
+def fill(folder: Path) -> None:
+    """Fill a folder with runs in several states."""
     folder.mkdir()
     (folder / "here.py").write_text(HERE)
     made = record()
@@ -242,7 +242,7 @@ def furnish(folder: Path) -> None:
 
 
 def test_every_command_line_is_answered(
-    place: Path,
+    workspace: Path,
     count: int | None,
     drawn: random.Random,
     monkeypatch: pytest.MonkeyPatch,
@@ -251,13 +251,13 @@ def test_every_command_line_is_answered(
     failed, codes = [], dict[int | None, int]()
     for number in range(count or COUNT):
         draw = random.Random(drawn.random())
-        folder = place / f"drill-{number}"
-        furnish(folder)
+        folder = workspace / f"case-{number}"
+        fill(folder)
         monkeypatch.chdir(folder)
-        words = draw.choice(VERBS)(draw)
-        ending = answered(words, place / f"drill-{number}.err")
+        arguments = draw.choice(VERBS)(draw)
+        ending = answered(arguments, workspace / f"case-{number}.err")
         codes[ending.status] = codes.get(ending.status, 0) + 1
         if fault := wrong(ending):
-            failed.append(f"{fault}: manyhands {shlex.join(words)[:400]!r}\n    {ending.error[-600:]}")
+            failed.append(f"{fault}: manyhands {shlex.join(arguments)[:400]!r}\n    {ending.error[-600:]}")
     say(f"{sum(codes.values())} command lines: wait status and how often {codes}")
     assert not failed, f"{len(failed)} of {sum(codes.values())}:\n" + "\n".join(failed)

@@ -1,4 +1,4 @@
-"""Thousands of damaged run folders: shown, reported, loaded and gone on with, in watched children."""
+"""Thousands of damaged run folders: shown, reported, loaded and resumed, in supervised child processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readers(tmp_path: Path, count: int | None, drawn: random.Random, say: Callable[[str], None]) -> None:
-    """No crash, no hang, no error that nobody foresaw, no file outside the folder changed."""
+    """No crash, no hang, no unexpected error, and no file outside the folder changed."""
     number = count or READ
     found = fuzzing.all_of(
         drills.readers(drills.a_study(tmp_path / "study"), drawn.random()), number, limit=60
@@ -32,7 +32,7 @@ def test_readers(tmp_path: Path, count: int | None, drawn: random.Random, say: C
 def test_runs_go_on(
     tmp_path: Path, count: int | None, drawn: random.Random, say: Callable[[str], None]
 ) -> None:
-    """The same for `train --resume`; half of the damage is to checkpoints, whose checksum is right then."""
+    """The same for `train --resume`; half of the damage is to checkpoints, with correct checksums."""
     number = count or RESUMED
     run = drills.a_run(tmp_path / "run")
     found = fuzzing.all_of(drills.going_on(run, drawn.random(), deep=True), number, limit=60)

@@ -1,4 +1,4 @@
-"""Thousands of damaged study files: each is previewed, or refused in a sentence."""
+"""Thousands of damaged study files: each is previewed, or refused with a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ = 2_000
 def test_study_files(
     monkeypatch: pytest.MonkeyPatch, count: int | None, drawn: random.Random, say: Callable[[str], None]
 ) -> None:
-    """No crash, no hang, no error that nobody foresaw."""
+    """No crash, no hang, no unexpected error."""
     drills.quick(monkeypatch)
     number = count or READ
     found = fuzzing.all_of(drills.studies(drawn.random()), number, limit=60)

@@ -1,4 +1,4 @@
-"""Law 6, drawn at random: who is killed, when and how often; every run must end with the same bits."""
+"""Law 6 at random: which process is killed, when and how often; every run must end with the same bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manyhands.records.record import StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.testing.launchers import left_over
 
-DRILLS = 60  # runs that are really hit
+RUNS = 60  # that are really killed
 COMMON = ["--batch", "48", "--epochs", "4", "--threads", "1", "--quiet"]
 AVERAGE = ["--workers", "2", "--strategy", "average", "--every", "3"]
 WAYS = {
@@ -47,12 +47,12 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def begin(folder: Path, out: str, way: str, every: str = "0") -> Child:
-    words = ["train", "noisy.py:noisy", "--out", out, "--resume", *COMMON, *WAYS[way]]
-    return Child(*words, "--checkpoint-every", every, folder=folder)
+    arguments = ["train", "noisy.py:noisy", "--out", out, "--resume", *COMMON, *WAYS[way]]
+    return Child(*arguments, "--checkpoint-every", every, folder=folder)
 
 
 def children(pid: int) -> list[int]:
-    """Of a process, as far as it still lives."""
+    """The child processes of a process, if it is still alive."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -63,7 +63,7 @@ def children(pid: int) -> list[int]:
 
 
 def victims(parent: int, who: str, generator: random.Random) -> list[int]:
-    """The processes to kill: the command itself, what it forks ranks from, or a rank."""
+    """The processes to kill: the command, its fork server, or a rank."""
     servers = children(parent)
     ranks = [rank for server in servers for rank in children(server)]
     one = [generator.choice(ranks)] if ranks else []
@@ -83,7 +83,7 @@ def last_step(folder: RunFolder) -> int:
 
 
 def strike(child: Child, folder: RunFolder, step: int, who: str, generator: random.Random) -> bool:
-    """Kill when this step is saved; whether the kill came before the run was over."""
+    """Kill when this step is saved; return whether the kill came before the run was over."""
     child.wait_until(lambda: last_step(folder) >= step)
     time.sleep(generator.uniform(0.0, 0.05))  # anywhere within a step, a checkpoint or an evaluation
     for pid in victims(child.pid, who, generator):
@@ -101,18 +101,18 @@ def moments(run: RunFolder) -> list[tuple[object, ...]]:
     return [one(step) for step in run.steps()]
 
 
-def same(whole: RunFolder, killed: RunFolder) -> None:
-    """The model, the last checkpoint and the journal, to the last bit."""
+def check_equal(uninterrupted: RunFolder, killed: RunFolder) -> None:
+    """Compare the model, the last checkpoint and the journal, to the last bit."""
     for path, other in (
-        (whole.model, killed.model),
-        tuple(Checkpoints(run.checkpoints, "").paths()[-1] for run in (whole, killed)),
+        (uninterrupted.model, killed.model),
+        tuple(Checkpoints(run.checkpoints, "").paths()[-1] for run in (uninterrupted, killed)),
     ):
         expected, found = load_file(path), load_file(other)
         assert expected.keys() == found.keys()
         for name, tensor in expected.items():
             assert torch.equal(found[name], tensor), (str(other), name)
-    assert moments(killed) == moments(whole)
-    assert [step.step for step in killed.steps()] == list(range(1, len(whole.steps()) + 1))
+    assert moments(killed) == moments(uninterrupted)
+    assert [step.step for step in killed.steps()] == list(range(1, len(uninterrupted.steps()) + 1))
 
 
 @pytest.mark.alone
@@ -120,18 +120,18 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
     tmp_path: Path, count: int | None, drawn: random.Random, say: Callable[[str], None]
 ) -> None:
     (tmp_path / "noisy.py").write_text(TASK)
-    wholes: dict[str, RunFolder] = {}
+    uninterrupted_runs: dict[str, RunFolder] = {}
     hits: Counter[str] = Counter()
     kills: Counter[str] = Counter()
     late = number = 0
-    while hits.total() < (DRILLS if count is None else count):
+    while hits.total() < (RUNS if count is None else count):
         ways = list(WAYS)
         way = ways[number % len(ways)]
-        if way not in wholes:
-            child = begin(tmp_path, f"whole-{len(wholes)}", way)
+        if way not in uninterrupted_runs:
+            child = begin(tmp_path, f"uninterrupted-{len(uninterrupted_runs)}", way)
             assert child.end() == 0, child.said
-            wholes[way] = RunFolder(tmp_path / f"whole-{ways.index(way)}")
-        total = wholes[way].steps()[-1].step
+            uninterrupted_runs[way] = RunFolder(tmp_path / f"uninterrupted-{ways.index(way)}")
+        total = uninterrupted_runs[way].steps()[-1].step
         folder, every = RunFolder(tmp_path / f"killed-{number}"), drawn.choice(["0", "0", "0.05"])
         number += 1
         hit = False
@@ -145,11 +145,11 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
             kills[who] += 1
         child = begin(tmp_path, folder.path.name, way, every)
         assert child.end() == 0, (way, child.said)
-        same(wholes[way], folder)
+        check_equal(uninterrupted_runs[way], folder)
         hits[way] += hit
         late += not hit
-    said = (
+    summary = (
         f"{hits.total()} killed runs ended with the same bits ({kills.total()} kills; {late} came too late)"
     )
     counts = (f"  {times:3d} {name}" for name, times in (*sorted(hits.items()), *sorted(kills.items())))
-    say("\n".join([said, *counts]))
+    say("\n".join([summary, *counts]))

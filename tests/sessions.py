@@ -33,7 +33,7 @@ class Line(PipeLine):
         self.notices: list[str] = []
 
     def tell(self, message: Any) -> None:
-        if message[0] == "notice":
+        if message[0] == "on_notice":
             self.notices.append(message[1])
 
 
@@ -60,7 +60,7 @@ def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
             finally:
                 session.journal.close()
                 session.context.close()
-        answer = ("result", Sat(model, session.here.step, session.here.resumed, line.notices))
+        answer = ("result", Sat(model, session.position.step, session.position.resumed, line.notices))
     except Exception:  # noqa: BLE001 told to the test
         answer = ("failure", traceback.format_exc())
     say(pipe, answer)

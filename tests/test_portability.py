@@ -108,27 +108,27 @@ def test_a_lock_of_windows_has_one_holder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(file_locks, "_msvcrt", windows)
     held_by_one(tmp_path / "lock")
     assert set(windows.at.values()) <= {file_locks.BYTE}
-    with RunFolder(tmp_path).claimed():
+    with RunFolder(tmp_path).locked():
         assert list(windows.at.values()) == [file_locks.BYTE]  # not one that says who has it
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
-def test_without_locks_everybody_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_every_process_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_locks, "_fcntl", None)
     monkeypatch.setattr(file_locks, "_msvcrt", None)
-    with RunFolder(tmp_path).claimed(), RunFolder(tmp_path).claimed():
+    with RunFolder(tmp_path).locked(), RunFolder(tmp_path).locked():
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
 def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with (
-        folder.claimed(),
+        folder.locked(),
         pytest.raises(UsageError, match=rf"is being trained by another process \(pid {os.getpid()}\)$"),
-        folder.claimed(),
+        folder.locked(),
     ):
         pass
-    with folder.claimed():  # and has it when the first one is done
+    with folder.locked():  # and has it when the first one is done
         pass
 
 
@@ -140,7 +140,7 @@ def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
     precious.write_text("years of work")
     lock.parent.mkdir()
     {"link": lambda: lock.symlink_to(precious), "pipe": lambda: os.mkfifo(lock), "folder": lock.mkdir}[what]()
-    with pytest.raises(StorageError) as caught, RunFolder(lock.parent).claimed():
+    with pytest.raises(StorageError) as caught, RunFolder(lock.parent).locked():
         pass
     reason = {
         "link": "it is a link, not a file",

@@ -7,6 +7,7 @@ they may change in any release.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from manyhands.core.version import VERSION
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from manyhands.tasks.base import Defaults, Metric, Scale, Task, accuracy
 
 __version__ = VERSION
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # a host program adds its own
 
 # Imported when first asked for, so that `import manyhands` does not import torch.
 _NAMES = {

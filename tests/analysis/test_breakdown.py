@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from manyhands.analysis.breakdown import STEP_PHASES, breakdown, breakdowns
-from manyhands.records.record import Pace, WorkShare
+from manyhands.records.record import StepTimes, WorkShare
 from manyhands.testing.records import record
 
 TWO = {"strategy": "allreduce", "workers": 2, "batch": 256}
 
 
-def pace(**phases: float) -> Pace:
+def times(**phases: float) -> StepTimes:
     mean = sum(phases.values())
-    return Pace(steps=10, mean=mean, low=mean, median=mean, high=mean, phases=phases)
+    return StepTimes(steps=10, mean=mean, low=mean, median=mean, high=mean, phases=phases)
 
 
 def test_phases_are_the_mean_over_the_ranks_that_train():
-    found = breakdown(record(pace=[pace(forward=1.0, wait=1.0), pace(forward=2.0)], **TWO))
+    found = breakdown(record(step_times=[times(forward=1.0, wait=1.0), times(forward=2.0)], **TWO))
     assert found.phases == {
         **dict.fromkeys(STEP_PHASES, 0.0),
         "forward": 1.5,
@@ -29,15 +29,15 @@ def test_phases_are_the_mean_over_the_ranks_that_train():
 
 
 def test_servers_and_lost_ranks_do_not_count():
-    paces = [pace(wait=9.0), pace(forward=1.0), None]
-    found = breakdown(record(pace=paces, **(TWO | {"strategy": "server"})))
+    measured = [times(wait=9.0), times(forward=1.0), None]
+    found = breakdown(record(step_times=measured, **(TWO | {"strategy": "server"})))
     assert found.step_seconds == pytest.approx(1.0)
 
 
 def test_without_a_pace_the_whole_run_is_divided_by_its_steps():
     phases = [{"forward": 20.0, "evaluation": 70.0, "checkpoint": 5.0, "data": 10.0}]
     found = breakdown(
-        record(pace=[None], phases=phases[0]).model_copy(update={"phases": phases, "steps": 10})
+        record(step_times=[None], phases=phases[0]).model_copy(update={"phases": phases, "steps": 10})
     )
     assert found.phases["forward"] == pytest.approx(2.0)
     assert found.step_seconds == pytest.approx(3.0)

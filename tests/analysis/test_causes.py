@@ -8,7 +8,7 @@ from manyhands.analysis import causes
 from manyhands.analysis.causes import Verdict
 from manyhands.analysis.scaling import Baseline
 from manyhands.core.statistics import Summary
-from manyhands.records.record import Pace, RunRecord
+from manyhands.records.record import RunRecord, StepTimes
 from manyhands.testing.records import record
 
 COMPUTE = {"forward": 0.1, "backward": 0.2}
@@ -32,11 +32,13 @@ def handing(found: RunRecord, nbytes: float) -> RunRecord:
 
 def paced(found: RunRecord, *ranks: dict[str, float], high: float = 1.0) -> RunRecord:
     """The same, with a mean step for each rank."""
-    paces = []
+    measured = []
     for phases in ranks:
         mean = sum(phases.values())
-        paces.append(Pace(steps=100, mean=mean, low=mean, median=mean, high=high * mean, phases=phases))
-    return found.model_copy(update={"pace": paces})
+        measured.append(
+            StepTimes(steps=100, mean=mean, low=mean, median=mean, high=high * mean, phases=phases)
+        )
+    return found.model_copy(update={"step_times": measured})
 
 
 def one_thread(rate: float, batch: int = 128) -> Baseline:

@@ -175,6 +175,6 @@ def test_a_noisy_machine_is_told_as_such():
 
 def test_a_run_of_too_few_steps_says_so():
     assert judged("unmeasured", record()) is None
-    assert said("unmeasured", record(pace=[None], steps=3)) == (
+    assert said("unmeasured", record(step_times=[None], steps=3)) == (
         "no steady speed was measured in 3 steps: the times include the first, slow ones."
     )

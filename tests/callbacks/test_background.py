@@ -1,4 +1,4 @@
-"""Law 12: who follows a run cannot end it, whether it raises, blocks or is slow."""
+"""Law 12: a callback cannot end a run, whether it raises, blocks or is slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from manyhands.records.spec import RunSpec
 from manyhands.runs.defaults import arrange
 from manyhands.runs.train import run
 
-EVENTS = ("started", "stepped", "ended", "notice", "close")
+EVENTS = ("on_start", "on_step", "on_end", "on_notice", "close")
 
 
 class Hears(Callback):
@@ -35,18 +35,18 @@ class Hears(Callback):
         self.notices: list[str] = []
         self._at, self._does = at, does
 
-    def started(self, start: Start) -> None:
-        self._hear("started")
+    def on_start(self, start: Start) -> None:
+        self._hear("on_start")
 
-    def stepped(self, step: StepRecord) -> None:
-        self._hear("stepped")
+    def on_step(self, step: StepRecord) -> None:
+        self._hear("on_step")
 
-    def ended(self, record: RunRecord) -> None:
-        self._hear("ended")
+    def on_end(self, record: RunRecord) -> None:
+        self._hear("on_end")
 
-    def notice(self, text: str) -> None:
+    def on_notice(self, text: str) -> None:
         self.notices.append(text)
-        self._hear("notice")
+        self._hear("on_notice")
 
     def close(self) -> None:
         self._hear("close")
@@ -58,10 +58,10 @@ class Hears(Callback):
 
 
 def fail() -> None:
-    raise ConnectionError("nobody answers\nat all")
+    raise ConnectionError("no answer\nat all")
 
 
-def follow(*callbacks: Callback, folder: Path, **settings: Any) -> RunRecord:
+def run_with(*callbacks: Callback, folder: Path, **settings: Any) -> RunRecord:
     """Ten steps, with a notice before them."""
     spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))
     return run(spec, out=folder, callbacks=callbacks)
@@ -75,7 +75,7 @@ def _something_to_notice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience for tests."""
-    for name, seconds in (("SOON", 0.2), ("LATER", 0.1), ("LEAST", 0.1)):
+    for name, seconds in (("GRACE", 0.2), ("EXTRA_GRACE", 0.1), ("MIN_GRACE", 0.1)):
         monkeypatch.setattr(f"manyhands.callbacks.background.{name}", seconds)
 
 
@@ -89,7 +89,7 @@ def stuck() -> Iterator[Callable[[], object]]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    """The same run with nobody who follows."""
+    """The same run without callbacks."""
     spec = RunSpec.of(task="quadratic", epochs=1, threads=1)
     return run(spec, out=tmp_path_factory.mktemp("expected") / "run")
 
@@ -99,14 +99,14 @@ def test_one_that_raises_is_switched_off_and_the_others_say_so(
     here: Path, expected: RunRecord, event: str
 ) -> None:
     good, bad = Hears(), Hears(event, fail)
-    record = follow(good, bad, folder=here / "run")
+    record = run_with(good, bad, folder=here / "run")
     assert (record.status, record.loss) == ("finished", expected.loss)
     assert len(RunFolder(here / "run").steps()) == 10
-    goes_on = "the run does not need it" if event in ("ended", "close") else "training goes on without it"
-    sentence = f"the page was switched off: ConnectionError: nobody answers; {goes_on}"
+    goes_on = "the run does not need it" if event in ("on_end", "close") else "training goes on without it"
+    sentence = f"the page was switched off: ConnectionError: no answer; {goes_on}"
     assert [text for text in good.notices if "old file" not in text] == [sentence]
-    told = [each for each in good.heard if each != "notice"]
-    assert told == ["started", *["stepped"] * 10, "ended", "close"]
+    events = [each for each in good.heard if each != "on_notice"]
+    assert events == ["on_start", *["on_step"] * 10, "on_end", "close"]
     after = bad.heard[bad.heard.index(event) + 1 :]
     assert after == ([] if event == "close" else ["close"])  # once, to give back what it holds
 
@@ -118,70 +118,62 @@ def test_one_that_blocks_is_left_behind(
 ) -> None:
     good, bad = Hears(), Hears(event, stuck)
     since = time.monotonic()
-    record = follow(good, bad, folder=here / "run")
+    record = run_with(good, bad, folder=here / "run")
     assert time.monotonic() - since < 20.0
     assert (record.status, record.loss) == ("finished", expected.loss)
     (sentence,) = [text for text in good.notices if "old file" not in text]
     assert sentence.startswith("the page was left behind: it has not answered for 0 s; what it has")
-    assert good.heard.count("stepped") == 10
+    assert good.heard.count("on_step") == 10
     assert bad.heard[-1] == event
 
 
 def test_several_workers_do_not_end_either(here: Path) -> None:
-    """It once killed the gang: observers were called by whoever looks after the workers."""
-    good, bad = Hears(), Hears("stepped", fail)
-    record = follow(good, bad, folder=here / "run", workers=2)
+    """It once killed all workers: the supervisor called the callbacks itself."""
+    good, bad = Hears(), Hears("on_step", fail)
+    record = run_with(good, bad, folder=here / "run", workers=2)
     assert (record.status, record.spec.workers) == ("finished", 2)
     assert sum("the page was switched off" in text for text in good.notices) == 1
-    assert good.heard.count("stepped") == record.steps
+    assert good.heard.count("on_step") == record.steps
 
 
 @pytest.mark.usefixtures("brief")
 def test_several_workers_do_not_wait(here: Path, stuck: Callable[[], object]) -> None:
-    good, bad = Hears(), Hears("started", stuck)
-    assert follow(good, bad, folder=here / "run", workers=2).status == "finished"
+    good, bad = Hears(), Hears("on_start", stuck)
+    assert run_with(good, bad, folder=here / "run", workers=2).status == "finished"
     assert any(text.startswith("the page was left behind") for text in good.notices)
 
 
 def test_a_slow_one_may_miss_steps_and_nothing_else(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyhands.callbacks.background.STEPS", 3)
-    slow = Hears("stepped", lambda: time.sleep(0.02))
+    monkeypatch.setattr("manyhands.callbacks.background.MAX_STEPS", 3)
+    slow = Hears("on_step", lambda: time.sleep(0.02))
     slow.name = "the slow page"
     good = Hears()
-    follow(good, slow, folder=here / "run", epochs=20)
-    assert "the slow page does not keep up: it is not told of every step" in good.notices
-    assert 1 <= slow.heard.count("stepped") < 200
-    assert (slow.heard[:2], slow.heard[-2:]) == (["notice", "started"], ["ended", "close"])
+    run_with(good, slow, folder=here / "run", epochs=20)
+    assert "the slow page does not keep up: it misses steps" in good.notices
+    assert 1 <= slow.heard.count("on_step") < 200
+    assert (slow.heard[:2], slow.heard[-2:]) == (["on_notice", "on_start"], ["on_end", "close"])
 
 
 def test_what_a_slow_one_has_not_heard_of_does_not_hold_up_the_end(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps that wait are left out, so that it still hears how the run ended."""
-    monkeypatch.setattr("manyhands.callbacks.background.SOON", 0.2)
-    slow = Hears("stepped", lambda: time.sleep(0.1))
+    monkeypatch.setattr("manyhands.callbacks.background.GRACE", 0.2)
+    slow = Hears("on_step", lambda: time.sleep(0.1))
     since = time.monotonic()
-    follow(slow, folder=here / "run", epochs=20)
+    run_with(slow, folder=here / "run", epochs=20)
     assert time.monotonic() - since < 15.0  # 200 steps would be 20 s
-    assert slow.heard[-2:] == ["ended", "close"]
-
-
-def test_nobody_else_to_tell_is_told_aloud(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    follow(Hears("stepped", fail), folder=here / "run")
-    said = "the page was switched off: ConnectionError: nobody answers; training goes on without it\n"
-    assert capsys.readouterr().err == said
+    assert slow.heard[-2:] == ["on_end", "close"]
 
 
 def test_one_that_leaves_the_process_is_switched_off_too(here: Path) -> None:
     good = Hears()
-    follow(good, Hears("started", lambda: sys.exit(3)), folder=here / "run")
+    run_with(good, Hears("on_start", lambda: sys.exit(3)), folder=here / "run")
     assert "the page was switched off: SystemExit: 3; training goes on without it" in good.notices
 
 
 @pytest.mark.usefixtures("brief")
-def test_one_that_was_left_behind_is_not_heard_of_again(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_was_left_behind_is_not_heard_of_again(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its error comes when all is over, and would be a second sentence."""
     release = threading.Event()
 
@@ -189,39 +181,39 @@ def test_one_that_was_left_behind_is_not_heard_of_again(
         release.wait()
         fail()
 
-    follow(Hears("started", late), folder=here / "run")
+    run_with(Hears("on_start", late), folder=here / "run")
     release.set()
     for thread in threading.enumerate():
-        if thread.name == "follower the page":
+        if thread.name == "callback the page":
             thread.join(10.0)
-    (sentence,) = capsys.readouterr().err.splitlines()
+    (sentence,) = caplog.messages
     assert sentence.startswith("the page was left behind: ")
 
 
 def test_a_second_ctrl_c_does_not_wait_for_them(stuck: Callable[[], object]) -> None:
-    from manyhands.callbacks.background import SOON, BackgroundCallbacks
+    from manyhands.callbacks.background import GRACE, BackgroundCallbacks
 
     def impatient() -> None:
-        with BackgroundCallbacks([Hears("notice", stuck)]) as followers:
-            followers.notice("here we are")
+        with BackgroundCallbacks([Hears("on_notice", stuck)]) as callbacks:
+            callbacks.on_notice("here we are")
             raise KeyboardInterrupt
 
     since = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         impatient()
-    assert time.monotonic() - since < SOON
+    assert time.monotonic() - since < GRACE
 
 
 def test_a_full_disk_still_ends_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal is no follower: a step that cannot be written down must not be made."""
+    """The journal does not run in the background: a step that cannot be written down must not be made."""
 
     def full(self: object, step: StepRecord) -> None:
         raise StorageError("cannot write steps.jsonl: no space left on device")
 
-    monkeypatch.setattr("manyhands.callbacks.journal.Journal.stepped", full)
+    monkeypatch.setattr("manyhands.callbacks.journal.Journal.on_step", full)
     good = Hears()
     with pytest.raises(StorageError, match="no space left"):
-        follow(good, folder=here / "run")
+        run_with(good, folder=here / "run")
     assert good.heard[-1] == "close"
 
 
@@ -237,11 +229,11 @@ def test_what_a_person_sees_is_in_order(typed: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_that_nobody_reads_does_not_stop_the_training(tmp_path: Path) -> None:
+def test_a_full_pipe_does_not_stop_the_training(tmp_path: Path) -> None:
     """Nor the process from ending: standard error is full from the start and stays so."""
     code = (
         "import sys, manyhands as mh; from manyhands.callbacks import background\n"
-        "background.SOON = background.LATER = background.LEAST = 0.2\n"
+        "background.GRACE = background.EXTRA_GRACE = background.MIN_GRACE = 0.2\n"
         "mh.train('quadratic', epochs=1, out=sys.argv[1])"
     )
     read, write = os.pipe()

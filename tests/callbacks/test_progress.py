@@ -31,9 +31,9 @@ def test_efficiency_is_against_a_worker_with_as_many_threads(one: OneWorker | No
 def test_lines_tell_rate_efficiency_and_communication(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ProgressLines()
     lines.least = 0.0
-    lines.started(start(2, OneWorker(100.0, 1)))
+    lines.on_start(start(2, OneWorker(100.0, 1)))
     phases = {"forward": 0.7, "communication": 0.1, "wait": 0.1, "optimizer": 0.1, "evaluation": 5.0}
-    lines.stepped(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, phases, 0.8, 0.4))
+    lines.on_step(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, phases, 0.8, 0.4))
     said = capsys.readouterr().err.splitlines()[-1]
     assert "192 images/s · 96 % of 2x · comm 20 %" in said
 
@@ -41,6 +41,6 @@ def test_lines_tell_rate_efficiency_and_communication(capsys: pytest.CaptureFixt
 def test_one_worker_has_no_communication(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ProgressLines()
     lines.least = 0.0
-    lines.started(start(1, None))
-    lines.stepped(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, {"forward": 1.0}, 0.8, 0.4))
+    lines.on_start(start(1, None))
+    lines.on_step(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, {"forward": 1.0}, 0.8, 0.4))
     assert "comm" not in capsys.readouterr().err.splitlines()[-1]

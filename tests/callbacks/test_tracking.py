@@ -80,7 +80,7 @@ def test_a_package_that_is_broken_is_said_before_any_work(
 DEAD = "http://127.0.0.1:9"
 
 
-def follows(typed: Callable[..., Any], tracker: str, **environment: str) -> tuple[str, float]:
+def run_tracked(typed: Callable[..., Any], tracker: str, **environment: str) -> tuple[str, float]:
     """What is said of a tracker by a run that ends well all the same, and how long that took."""
     since = time.monotonic()
     answer = typed("train", "quadratic", "--epochs", "1", "--out", "run", "--track", tracker, **environment)
@@ -92,7 +92,7 @@ def follows(typed: Callable[..., Any], tracker: str, **environment: str) -> tupl
 def test_a_server_that_is_not_there(typed: Callable[..., Any]) -> None:
     pytest.importorskip("mlflow", reason="the tracking extra is not installed")
     dead = {"MLFLOW_TRACKING_URI": DEAD, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    sentence, _ = follows(typed, "mlflow", **dead)
+    sentence, _ = run_tracked(typed, "mlflow", **dead)
     assert sentence.startswith("mlflow was switched off: MlflowException: API request to http://127.0.0.1:9")
     assert sentence.endswith("; training goes on without it")
 
@@ -102,12 +102,12 @@ def test_a_server_that_does_not_answer(
 ) -> None:
     """MLflow waits and tries again for minutes: neither the first step nor the end waits for it."""
     pytest.importorskip("mlflow", reason="the tracking extra is not installed")
-    monkeypatch.setattr("manyhands.callbacks.background.SOON", 0.3)
-    monkeypatch.setattr("manyhands.callbacks.background.LATER", 0.2)
+    monkeypatch.setattr("manyhands.callbacks.background.GRACE", 0.3)
+    monkeypatch.setattr("manyhands.callbacks.background.EXTRA_GRACE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         environment = {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-        sentence, seconds = follows(typed, "mlflow", **environment)
+        sentence, seconds = run_tracked(typed, "mlflow", **environment)
     assert sentence.startswith("mlflow was left behind: it has not answered for ")
     assert seconds < 30.0
     assert (tmp_path / "run/model.safetensors").is_file()
@@ -115,7 +115,7 @@ def test_a_server_that_does_not_answer(
 
 def test_an_address_that_is_none(typed: Callable[..., Any]) -> None:
     pytest.importorskip("mlflow", reason="the tracking extra is not installed")
-    sentence, _ = follows(typed, "mlflow", MLFLOW_TRACKING_URI="carrier-pigeon://home")
+    sentence, _ = run_tracked(typed, "mlflow", MLFLOW_TRACKING_URI="carrier-pigeon://home")
     assert sentence.startswith("mlflow was switched off: ")
     assert "carrier-pigeon" in sentence
 
@@ -129,6 +129,6 @@ def test_a_file_in_the_place_of_a_folder(typed: Callable[..., Any], monkeypatch:
         return package.writer.SummaryWriter(folder, **settings)
 
     monkeypatch.setattr(package, "SummaryWriter", in_the_way)
-    sentence, _ = follows(typed, "tensorboard")
+    sentence, _ = run_tracked(typed, "tensorboard")
     assert sentence.startswith("tensorboard was switched off: FileExistsError: ")
     assert sentence.endswith("; training goes on without it")

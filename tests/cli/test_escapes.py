@@ -92,13 +92,13 @@ def test_errors(here: Path, typed: Callable[..., Answer]) -> None:
 
 
 def test_notices(capsys: pytest.CaptureFixture[str]) -> None:
-    ProgressLines().notice(f"one\n{NASTY}")
+    ProgressLines().on_notice(f"one\n{NASTY}")
     LineByLine().say(f"one\n{NASTY}")
     assert capsys.readouterr().err == f"one\n{SHOWN}\n" * 2
 
 
 @pytest.mark.parametrize(
-    "kind", [lambda console: ProgressBar(console).notice, lambda console: LiveTable(console).say]
+    "kind", [lambda console: ProgressBar(console).on_notice, lambda console: LiveTable(console).say]
 )
 def test_notices_above_a_bar(kind: Callable[[Console], Callable[[str], None]]) -> None:
     out = io.StringIO()

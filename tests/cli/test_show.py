@@ -57,15 +57,15 @@ def numbers(made: RunRecord) -> list[str]:
 
 
 @pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("field", [*numbers(record(strategy="average", workers=2)), "bytes", "pace"])
+@pytest.mark.parametrize("field", [*numbers(record(strategy="average", workers=2)), "bytes", "step_times"])
 def test_every_number_of_a_record_may_be_none(field: str, odd: float) -> None:
     made = record(strategy="average", workers=2)
     if field == "bytes":
         changed = made.model_copy(update={"traffic": [{"all_reduce": {"bytes": odd}}] * 2})
-    elif field == "pace":
-        assert made.pace[0] is not None
-        pace = made.pace[0].model_copy(update={"mean": odd, "low": odd, "high": odd})
-        changed = made.model_copy(update={"pace": [pace] * 2})
+    elif field == "step_times":
+        assert made.step_times[0] is not None
+        times = made.step_times[0].model_copy(update={"mean": odd, "low": odd, "high": odd})
+        changed = made.model_copy(update={"step_times": [times] * 2})
     else:
         changed = made.model_copy(update={field: odd})
     lines, before = show._result(changed), show._result(made)

@@ -89,7 +89,7 @@ class TestEachRank:
             assert (rank, "synchronize") in asked
         record = told[0][0]
         assert record.memory == [recording.MOST] * 2
-        assert [pace.synchronized_steps < pace.steps for pace in record.pace] == [True, True]
+        assert [times.synchronized_steps < times.steps for times in record.step_times] == [True, True]
         assert {
             name: saved(here / "run")[name][:1].tolist() for name in ("random/cuda", "random/1/cuda")
         } == {
@@ -122,23 +122,23 @@ class TestEachRank:
         self, gpus: list[tuple[int, str]], here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         record = train.run(quadratic(device="cuda"), out=here / "run")
-        (pace,) = record.pace
-        assert pace is not None
+        (times,) = record.step_times
+        assert times is not None
         free = [step.step for step in RunFolder(here / "run").steps() if not step.synchronized]
         assert free == [number for number in range(11, 31) if number != EVERY]
-        assert (pace.steps, pace.synchronized_steps, pace.sampled) == (25, 25 - len(free), True)
+        assert (times.steps, times.synchronized_steps, times.sampled) == (25, 25 - len(free), True)
         phases = record.phases_of(0)
         assert sum(phases.values()) == pytest.approx(record.seconds)
-        ratio = pace.phases["backward"] / pace.phases["forward"]
+        ratio = times.phases["backward"] / times.phases["forward"]
         assert phases["backward"] / phases["forward"] == pytest.approx(ratio)
         assert cli.answer(["show", str(here / "run")]) == 0
         assert "123 MB of the GPU at most, " in capsys.readouterr().out
 
     def test_on_a_cpu_all_were(self, here: Path) -> None:
         record = train.run(quadratic(), out=here / "run")
-        (pace,) = record.pace
-        assert pace is not None
-        assert pace.synchronized_steps == pace.steps == 25
+        (times,) = record.step_times
+        assert times is not None
+        assert times.synchronized_steps == times.steps == 25
         assert record.phases_of(0) == record.phases[0]
         assert "synchronized" not in (here / "run/steps.jsonl").read_text()
 

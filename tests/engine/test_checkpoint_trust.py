@@ -69,7 +69,7 @@ class Run(NamedTuple):
         said: list[str] = []
 
         class Hear(Callback):
-            def notice(self, text: str) -> None:
+            def on_notice(self, text: str) -> None:
                 said.append(text)
 
         changes = bool(settings)
@@ -308,7 +308,7 @@ def test_nothing_is_written_before_all_ranks_have_loaded(
 def test_another_type_of_number_is_converted_and_said(harmed: Run) -> None:
     """It failed in the optimizer, and then plain --resume did, too."""
     notices = harmed.resume(dtype="float64")
-    had = "the checkpoint is in float32: its model and its optimizer's state go on in float64"
+    had = "the checkpoint is in float32: its model and optimizer state are converted to float64"
     assert notices == [had]
     assert load_file(harmed.folder / "model.safetensors")["1.weight"].dtype == torch.float64
     assert RunFolder(harmed.folder).spec().dtype == "float64"
@@ -395,7 +395,7 @@ def test_a_removed_folder_of_checkpoints_is_made_again(harmed: Run) -> None:
 
 def test_a_folder_of_checkpoints_may_go_while_it_trains(harmed: Run) -> None:
     class Vandal(Callback):
-        def stepped(self, step: StepRecord) -> None:
+        def on_step(self, step: StepRecord) -> None:
             shutil.rmtree(harmed.folder / "checkpoints", ignore_errors=True)
 
     resume_folder(harmed.folder, {}, callbacks=[Vandal()])

@@ -1,4 +1,4 @@
-"""The script of a drill: what it says, and that it strikes once, there and then."""
+"""Fault injection: how faults are written, and that each happens once, at its rank and step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_is_due_at_one_rank_step_and_place_only() -> None:
         fault.strike()
 
 
-def test_nothing_happens_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_happens_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(faults.VARIABLE, raising=False)
     assert faults.from_environment() is None
 
@@ -75,7 +75,7 @@ def test_how_much_slower_must_be_said(text: str) -> None:
 
 
 def test_a_straggler_computes_the_same_and_rests() -> None:
-    """Forward and backward take so many times longer; what comes out is not touched."""
+    """Forward and backward take longer by the factor; their results do not change."""
 
     class Spent(Compute):
         def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:

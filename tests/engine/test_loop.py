@@ -22,16 +22,16 @@ from manyhands.runs import train
 
 
 def interrupted_at(number: int, out: Path) -> mh.RunRecord:
-    """Somebody presses Ctrl-C at a certain step; a follower would do so a moment later."""
-    take = Journal.stepped
+    """Press Ctrl-C at a certain step; a callback in the background would do so a moment later."""
+    take = Journal.on_step
 
-    def stepped(self: Journal, step: StepRecord) -> None:
+    def on_step(self: Journal, step: StepRecord) -> None:
         take(self, step)
         if step.step == number:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "stepped", stepped)
+        patch.setattr(Journal, "on_step", on_step)
         return train.run(RunSpec.of(task="quadratic", epochs=1, threads=1), out=out)
 
 
@@ -83,7 +83,7 @@ def test_the_journal_is_whole_before_a_checkpoint_is(here: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     class Look(Callback):
-        def stepped(self, step: StepRecord) -> None:
+        def on_step(self, step: StepRecord) -> None:
             saved = [int(path.stem[5:]) for path in (here / "run/checkpoints").glob("step-*")]
             seen.append((max(saved, default=0), len(RunFolder(here / "run").steps())))
 
@@ -144,10 +144,10 @@ def test_what_happens_before_the_first_step_is_not_training(
     """It was once: a short run seemed to spend an eighth of its time in `other`."""
     ready: list[float] = []
 
-    def started(self: Journal, start: Start) -> None:  # a disk that takes a while
+    def on_start(self: Journal, start: Start) -> None:  # a disk that takes a while
         time.sleep(0.3)
         ready.append(time.perf_counter())
 
-    monkeypatch.setattr(Journal, "started", started)
+    monkeypatch.setattr(Journal, "on_start", on_start)
     record = train.run(RunSpec.of(task="quadratic", epochs=1), out=here / "run")
     assert record.seconds <= time.perf_counter() - ready[0]

@@ -1,4 +1,4 @@
-"""The pace of steps and the picture of one: from a clock that tests move by hand."""
+"""How long steps take and the picture of one: from a clock that tests move by hand."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def test_the_first_steps_do_not_count_and_phases_add_up(now: list[float]) -> Non
         slow = 10.0 if number < WARM_UP else 1.0
         _step(clock, now, slow, 2 * slow, evaluation=100.0 if number % 8 == 0 else 0.0)
         step_timer.stepped(32 * (number + 1))
-    pace = step_timer.pace
-    assert pace is not None
-    assert pace.steps == 40 - WARM_UP
-    assert pace.mean == pytest.approx(3.0)
-    assert pace.phases == {"forward": pytest.approx(1.0), "backward": pytest.approx(2.0)}
-    assert (pace.low, pace.median, pace.high) == (pytest.approx(3.0),) * 3
+    times = step_timer.step_times
+    assert times is not None
+    assert times.steps == 40 - WARM_UP
+    assert times.mean == pytest.approx(3.0)
+    assert times.phases == {"forward": pytest.approx(1.0), "backward": pytest.approx(2.0)}
+    assert (times.low, times.median, times.high) == (pytest.approx(3.0),) * 3
     assert step_timer.samples_per_second == pytest.approx(32 / 3)
 
 
-def test_a_short_sitting_leaves_fewer_out(now: list[float]) -> None:
+def test_a_short_session_leaves_fewer_out(now: list[float]) -> None:
     clock = Clock()
     clock.start()
     step_timer = StepTimer(clock)
     step_timer.begin(100)
-    assert step_timer.pace is None
+    assert step_timer.step_times is None
     assert step_timer.samples_per_second is None
     for number, seconds in enumerate((7.0, 1.0, 1.0, 1.0), 1):
         _step(clock, now, seconds, 0.0)
         step_timer.stepped(100 + 10 * number)
-    assert step_timer.pace is not None
-    assert (step_timer.pace.steps, step_timer.pace.mean) == (3, pytest.approx(1.0))
+    assert step_timer.step_times is not None
+    assert (step_timer.step_times.steps, step_timer.step_times.mean) == (3, pytest.approx(1.0))
     assert step_timer.samples_per_second == pytest.approx(10.0)
 
 
@@ -66,8 +66,10 @@ def test_of_few_steps_none_was_quicker_than_the_quickest(now: list[float]) -> No
     for number, seconds in enumerate((1.0, 30.0), 1):
         _step(clock, now, seconds, 0.0)
         step_timer.stepped(number)
-    assert step_timer.pace is not None
-    assert 1.0 <= step_timer.pace.low <= step_timer.pace.median <= step_timer.pace.high <= 30.0
+    assert step_timer.step_times is not None
+    assert (
+        1.0 <= step_timer.step_times.low <= step_timer.step_times.median <= step_timer.step_times.high <= 30.0
+    )
 
 
 def test_a_resumed_clock_does_not_count_what_was_before(now: list[float]) -> None:
@@ -78,8 +80,8 @@ def test_a_resumed_clock_does_not_count_what_was_before(now: list[float]) -> Non
     for number in range(8):
         _step(clock, now, 1.0, 0.0)
         step_timer.stepped(number + 1)
-    assert step_timer.pace is not None
-    assert step_timer.pace.phases == {"forward": pytest.approx(1.0)}
+    assert step_timer.step_times is not None
+    assert step_timer.step_times.phases == {"forward": pytest.approx(1.0)}
 
 
 def test_some_steps_are_traced_and_looking_at_the_clock_leaves_no_trace(now: list[float]) -> None:
@@ -104,7 +106,7 @@ def test_some_steps_are_traced_and_looking_at_the_clock_leaves_no_trace(now: lis
 
 
 class Gpu:
-    """Works through what it is given by itself; whoever waits for it waits until then."""
+    """Works through its queue asynchronously; synchronizing waits until it is done."""
 
     def __init__(self, now: list[float]) -> None:
         self._now, self._done, self.waits = now, 0.0, 0
@@ -133,7 +135,7 @@ class Gpu:
 
 
 def test_a_device_runs_free_but_for_some_steps_whose_phases_count(now: list[float]) -> None:
-    """Each step was stopped a dozen times, so that nothing overlapped and the pace was that of a slow run."""
+    """Each step was stopped a dozen times, so that nothing overlapped and a step took too long."""
     gpu = Gpu(now)
     clock = Clock(gpu.synchronize)
     clock.start()
@@ -151,20 +153,20 @@ def test_a_device_runs_free_but_for_some_steps_whose_phases_count(now: list[floa
     assert [count for count, timed in zip(waits[first:], exact[first:], strict=True) if timed] == [9] * 10
     free = [count for count, timed in zip(waits[first:], exact[first:], strict=True) if not timed]
     assert sorted(free) == [0] * (len(free) - 10) + [1] * 10  # once before each that is timed
-    pace = step_timer.pace
-    assert pace is not None
-    assert pace.phases == {"data": 4.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0}
-    assert (pace.steps, pace.synchronized_steps) == (10 * EVERY - WARM_UP, TRACED + 10)
-    assert pace.median == 34.0  # the update beside the reading
-    assert pace.mean == pytest.approx(34.0, abs=0.2)
-    assert step_timer.samples_per_second == pytest.approx(1 / pace.mean)
+    times = step_timer.step_times
+    assert times is not None
+    assert times.phases == {"data": 4.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0}
+    assert (times.steps, times.synchronized_steps) == (10 * EVERY - WARM_UP, TRACED + 10)
+    assert times.median == 34.0  # the update beside the reading
+    assert times.mean == pytest.approx(34.0, abs=0.2)
+    assert step_timer.samples_per_second == pytest.approx(1 / times.mean)
     clock.wait()
     assert sum(clock.stopped().values()) == now[0]
     assert all(step[-1].end - step[0].begin == 37.0 for step in step_timer.traced)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7, 10, 11, 16])
-def test_a_short_sitting_on_a_device_has_a_pace_too(now: list[float], steps: int) -> None:
+def test_a_short_session_on_a_device_has_step_times_too(now: list[float], steps: int) -> None:
     gpu = Gpu(now)
     clock = Clock(gpu.synchronize)
     clock.start()
@@ -173,10 +175,10 @@ def test_a_short_sitting_on_a_device_has_a_pace_too(now: list[float], steps: int
     for number in range(1, steps + 1):
         gpu.step(clock)
         step_timer.stepped(8 * number)
-    assert step_timer.pace is not None
-    assert sum(step_timer.pace.phases.values()) == 37.0
-    assert step_timer.pace.sampled == (steps > WARM_UP + TRACED)
-    assert step_timer.samples_per_second == pytest.approx(8 / step_timer.pace.mean)
+    assert step_timer.step_times is not None
+    assert sum(step_timer.step_times.phases.values()) == 37.0
+    assert step_timer.step_times.sampled == (steps > WARM_UP + TRACED)
+    assert step_timer.samples_per_second == pytest.approx(8 / step_timer.step_times.mean)
 
 
 def test_evaluations_begin_and_end_with_the_device_done(now: list[float]) -> None:
@@ -205,9 +207,9 @@ def test_on_a_cpu_every_step_is_exact(now: list[float]) -> None:
         _step(clock, now, 1.0, 2.0)
         step_timer.stepped(number + 1)
         assert clock.exact
-    assert step_timer.pace is not None
-    assert step_timer.pace.synchronized_steps == step_timer.pace.steps == 3 * EVERY - WARM_UP
-    assert not step_timer.pace.sampled
+    assert step_timer.step_times is not None
+    assert step_timer.step_times.synchronized_steps == step_timer.step_times.steps == 3 * EVERY - WARM_UP
+    assert not step_timer.step_times.sampled
 
 
 def _spans(begin: float, length: float) -> list[Span]:

@@ -108,9 +108,9 @@ def test_momentum_that_was_switched_off_is_no_fault() -> None:
 @pytest.mark.parametrize(
     "note", [{"average/used": torch.tensor([3, 4])}, {"average/peak": torch.tensor(-1.0).double()}]
 )
-def test_notes_that_make_no_sense_are_refused(note: State) -> None:
+def test_impossible_state_of_local_sgd_is_refused(note: State) -> None:
     state, _, _ = alone(MODELS["plain"], MOMENTUM, batches((8,)))
-    with pytest.raises(MismatchError, match=r"^the checkpoint's average/(outer|peak) is not what "):
+    with pytest.raises(MismatchError, match=r"^the checkpoint's average/(outer|peak) is not a state "):
         Checking(make(MODELS["plain"]), MOMENTUM, 2).check({**state, **note})
 
 

@@ -78,7 +78,7 @@ class Hear(Callback):
     def __init__(self) -> None:
         self.notices: list[str] = []
 
-    def notice(self, text: str) -> None:
+    def on_notice(self, text: str) -> None:
         self.notices.append(text)
 
 
@@ -239,7 +239,7 @@ class UntilItWorks(Hear):
         super().__init__()
         self._rank, self.steps = rank, 0
 
-    def stepped(self, step: StepRecord) -> None:
+    def on_step(self, step: StepRecord) -> None:
         if f"worker {self._rank} has joined" in self.notices and step.worker == self._rank:
             self.steps += 1
             if self.steps == 5:
@@ -284,15 +284,15 @@ class Strike(Hear):
         self._folder, self._rank, self._times = folder, rank, times
         self.struck: list[int] = []
 
-    def stepped(self, step: StepRecord) -> None:
+    def on_step(self, step: StepRecord) -> None:
         joined = sum("has joined" in text for text in self.notices)
         if step.worker == self._rank and joined == len(self.struck) < self._times:
             pid = next(pid for pid in workers(self._folder, self._rank) if pid not in self.struck)
             self.struck.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    def notice(self, text: str) -> None:
-        super().notice(text)
+    def on_notice(self, text: str) -> None:
+        super().on_notice(text)
         if text.splitlines()[0].endswith("; the others go on"):
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_another_interval(here: Path, torn: Path) -> None:
     notices: list[str] = []
 
     class Hear(Callback):
-        def notice(self, text: str) -> None:
+        def on_notice(self, text: str) -> None:
             notices.append(text)
 
     from manyhands.runs.train import resume_folder
@@ -168,7 +168,7 @@ def test_any_transport_gives_the_same_bits(here: Path, on_shm: Path, transport: 
 
 def test_a_signal_is_noticed_between_two_averages(here: Path) -> None:
     class At(Callback):
-        def stepped(self, step: StepRecord) -> None:
+        def on_step(self, step: StepRecord) -> None:
             if step.step == 5:
                 os.kill(os.getpid(), signal.SIGINT)
 

@@ -151,7 +151,7 @@ def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
     notices: list[str] = []
 
     class Hear(Callback):
-        def notice(self, text: str) -> None:
+        def on_notice(self, text: str) -> None:
             notices.append(text)
 
     from manyhands.runs.train import resume_folder
@@ -192,7 +192,7 @@ def test_a_signal_to_the_parent_stops_all_workers_with_a_checkpoint(
     here: Path, number: signal.Signals
 ) -> None:
     class At(Callback):
-        def stepped(self, step: StepRecord) -> None:
+        def on_step(self, step: StepRecord) -> None:
             if step.step == 5:
                 os.kill(os.getpid(), number)
 
@@ -285,7 +285,7 @@ def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Pa
     starts: list[float] = []
 
     class Mark(Callback):
-        def started(self, start: Start) -> None:
+        def on_start(self, start: Start) -> None:
             starts.append(time.perf_counter())
 
     for number in range(3):
@@ -319,7 +319,7 @@ def test_the_bar_compares_with_the_last_run_of_one_worker(here: Path) -> None:
     seen: list[Start] = []
 
     class Look(Callback):
-        def started(self, start: Start) -> None:
+        def on_start(self, start: Start) -> None:
             seen.append(start)
 
     one = mh.train("digits-mlp", epochs=1, threads=1, quiet=True)
@@ -350,7 +350,7 @@ def test_the_next_run_removes_what_a_killed_one_left_and_says_so(here: Path) -> 
     notices: list[str] = []
 
     class Hear(Callback):
-        def notice(self, text: str) -> None:
+        def on_notice(self, text: str) -> None:
             notices.append(text)
 
     run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", callbacks=[Hear()])

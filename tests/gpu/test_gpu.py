@@ -115,14 +115,14 @@ def test_a_worker_that_fails_is_named_and_the_run_goes_on(
 def test_its_speed_and_whose_time_and_memory_are_measured(strategy: str, here: Path) -> None:
     record = train(here / "run", strategy, epochs=4)
     device = record.environment.device
-    pace = record.worker_pace
+    times = record.worker_step_times
     assert record.status == "finished"
     assert record.loss is not None
     assert math.isfinite(record.loss)
-    assert pace is not None
+    assert times is not None
     print(
-        f"\n{strategy:<10} {device}: {record.throughput:,.0f} {record.unit}/s, step {1000 * pace.mean:.2f} ms"
-        f", {pace.synchronized_steps} of {pace.steps} steps synchronized, {record.peak_memory:,} bytes"
+        f"\n{strategy:<10} {device}: {record.throughput:,.0f} {record.unit}/s, {1000 * times.mean:.2f} ms"
+        f", {times.synchronized_steps} of {times.steps} steps synchronized, {record.peak_memory:,} bytes"
     )
     if strategy == "hogwild":
         assert (device, record.memory_of) == ("cpu", "host")
@@ -131,4 +131,4 @@ def test_its_speed_and_whose_time_and_memory_are_measured(strategy: str, here: P
     assert record.memory_of == "device"
     assert record.peak_memory > 0
     assert record.host_memory
-    assert pace.sampled
+    assert times.sampled

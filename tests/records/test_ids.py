@@ -74,8 +74,8 @@ def age(folder: RunFolder) -> Path:
         path.write_bytes(safetensors.torch.save(safetensors.torch.load_file(path), metadata))
     path = folder.path.with_name(folder.path.name.replace(folder.spec().id, old))
     record = folder.path / "result.json"
-    told = {**json.loads(record.read_text()), "id": old, "run": f"runs/{path.name}"}
-    record.write_text(json.dumps(told))
+    fields = {**json.loads(record.read_text()), "id": old, "run": f"runs/{path.name}"}
+    record.write_text(json.dumps(fields))
     return folder.path.rename(path)
 
 

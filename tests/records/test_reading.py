@@ -1,4 +1,4 @@
-"""Files of a run that are damaged, or a stranger's: a sentence for each, never a surprise (D16, D14)."""
+"""Files of a run that are damaged, or come from a stranger: each is answered with a sentence (D16, D14)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manyhands.records.study_results import StudyFolder
 from manyhands.study.attempt import tidy
 
 DEEP = "[" * 5000 + "]" * 5000
-DEEP_ENOUGH = '{"a": ' + "[" * 200 + "]" * 200 + "}"  # for JSON, not for whoever walks through it
+DEEP_ENOUGH = '{"a": ' + "[" * 200 + "]" * 200 + "}"  # for JSON to read, too deep for us
 LONG = "9" * 5000
 DAMAGED = "run/spec.json is damaged:"
 ELSEWHERE = '{"event": "failed", "cell": "a", "run": "../elsewhere"}'
@@ -259,7 +259,7 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_is_no_file_is_neither_read_nor_written(
     kind: str, name: str, run: Path, typed: Callable[..., Answer]
 ) -> None:
-    """A link leads to any file of whoever goes on with a stranger's folder."""
+    """A link in a stranger's folder may lead to any file of the user who resumes it."""
     make, reason = ODD[kind]
     secret = Path("secret")
     secret.write_text("untouched")
@@ -294,7 +294,7 @@ def test_steps_are_not_appended_to_what_a_link_leads_to(here: Path) -> None:
     folder.create()
     folder.steps_file.symlink_to("../secret")
     with pytest.raises(ManyhandsError, match=r"cannot write .*steps.jsonl: it is a link, not a file"):
-        Journal(folder).started(None)  # type: ignore[arg-type]  # it opens the file, whatever starts
+        Journal(folder).on_start(None)  # type: ignore[arg-type]  # it opens the file, whatever starts
     assert Path("secret").read_text() == "untouched"
 
 

@@ -92,7 +92,7 @@ def test_trust_in_python(own: Path) -> None:
     (own / "spec.sig").unlink()
     record = mh.train("run", resume=True, samples=200, allow_changes=True, trust=True, quiet=True)
     assert record.samples == 200
-    assert RunFolder(own).known_spec()[1]
+    assert RunFolder(own).spec_and_signature()[1]
 
 
 def test_a_finished_run_that_is_trusted_is_signed(here: Path, typed: Typed) -> None:
@@ -258,7 +258,7 @@ def test_a_crash_between_the_two_files_breaks_no_signature(
     changed = folder.spec().replace(seed=3)
     with pytest.raises(KeyboardInterrupt):
         folder.write_spec(changed)
-    assert folder.known_spec() == (folder.spec(), True)
+    assert folder.spec_and_signature() == (folder.spec(), True)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(signing.key_path().parents[1]))
 

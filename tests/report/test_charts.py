@@ -60,7 +60,7 @@ ODD = {
             for k in (1, 2, 3)
         ]
     },
-    "no pace": {"pace": [None, None], "steady_samples_per_second": None},
+    "no step times": {"step_times": [None, None], "steady_samples_per_second": None},
     "no memory": {"memory": [], "peak_memory": 0},
     "a lost rank": {"phases": [{}, {"forward": 1.0}], "timeline": [[], [Span("forward", 0.0, 1.0)]]},
     "no time at all": {"seconds": 0.0, "training_seconds": 0.0, "timeline": [[Span("other", 0.0, 0.0)]]},

@@ -250,7 +250,7 @@ def test_a_run_that_was_stopped_goes_on(here: Path, way: str) -> None:
     """Between two fences, at whatever pieces were under way: none is lost, none is used twice."""
 
     class At(Callback):
-        def stepped(self, step: StepRecord) -> None:
+        def on_step(self, step: StepRecord) -> None:
             if step.step == 25:
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -359,7 +359,7 @@ def heard(here: Path, **settings: Any) -> list[str]:
     notices: list[str] = []
 
     class Hear(Callback):
-        def notice(self, text: str) -> None:
+        def on_notice(self, text: str) -> None:
             notices.append(text)
 
     spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))

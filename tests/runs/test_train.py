@@ -222,7 +222,7 @@ class TestResume:
 
         longer = RunSpec.of(task="quadratic", epochs=2, threads=1, checkpoint_every=0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Journal, "stepped", cut)
+            patch.setattr(Journal, "on_step", cut)
             with pytest.raises(RuntimeError, match="killed"):
                 run(longer, out=here / "run", resume=True, allow_changes=True)
         assert train(str(here / "run"), resume=True).steps == 20
@@ -234,7 +234,7 @@ class TestResume:
         options = {"optimizer": "adamw"}
         changed = {"recipe_options": options, "samples": 2000, "allow_changes": True, "quiet": False}
         assert train(str(here / "run"), resume=True, **changed).samples >= 2000
-        assert "the optimizer was sgd and is adamw: it begins without memory\n" in capsys.readouterr().err
+        assert "the optimizer was sgd and is adamw: it starts without state\n" in capsys.readouterr().err
 
     def test_another_model_is_refused_and_nothing_is_changed(self, here: Path) -> None:
         before = train("digits-mlp", epochs=1, out=here / "run")
@@ -281,7 +281,7 @@ class TestFolder:
     def test_only_one_process_may_train_there(self, here: Path) -> None:
         folder = RunFolder(here / "run")
         with (
-            folder.claimed(),
+            folder.locked(),
             pytest.raises(UsageError, match=r"run is being trained by another process \(pid \d+\)$"),
         ):
             train(out=here / "run")

@@ -99,7 +99,7 @@ def test_lines_say_what_began_and_what_came_of_it(
         view.changed(entry)
     entry.state, entry.reason = "failed", "it burned"
     view.changed(entry)
-    view.callback(entry).stepped(StepRecord(1, 0, 10, 0.5, 0.1, 0.1))
+    view.callback(entry).on_step(StepRecord(1, 0, 10, 0.5, 0.1, 0.1))
     assert capsys.readouterr().err.splitlines() == [
         "60 cells · results/s",
         "      10,000 images/s · 97 % after 5.0 s · 97.70 % at the end",

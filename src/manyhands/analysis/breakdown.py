@@ -66,10 +66,10 @@ def breakdown(record: RunRecord) -> Breakdown:
 def rank_phases(record: RunRecord) -> dict[int, dict[str, float]]:
     """Seconds of the mean step by phase, of every rank that trains and was not lost."""
     first = record.spec.servers
-    paces = {rank: pace.phases for rank, pace in enumerate(record.pace) if pace and rank >= first}
-    if paces:
-        return {rank: training_phases(phases) for rank, phases in paces.items()}
-    return {  # too few steps for a pace: all of them, the first ones too
+    measured = {rank: times.phases for rank, times in enumerate(record.step_times) if times and rank >= first}
+    if measured:
+        return {rank: training_phases(phases) for rank, phases in measured.items()}
+    return {  # too few steps to leave the first ones out
         rank: {name: seconds / _steps(record, rank) for name, seconds in training_phases(phases).items()}
         for rank, phases in enumerate(record.phases)
         if phases and rank >= first

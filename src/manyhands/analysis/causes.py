@@ -157,11 +157,11 @@ def _where(record: RunRecord, rank: int) -> str:
 
 
 def _varying(record: RunRecord) -> str:
-    pace = record.worker_pace
-    if pace is None or pace.high <= 1.1 * pace.median:
+    times = record.worker_step_times
+    if times is None or times.high <= 1.1 * times.median:
         return ""
     return (
-        f" (one step of ten takes {formatting.percent(pace.high / pace.median - 1)} longer than the median)"
+        f" (one step of ten takes {formatting.percent(times.high / times.median - 1)} longer than the median)"
     )
 
 

@@ -151,7 +151,11 @@ def noisy(facts: Facts) -> Verdict | None:
 
 def unmeasured(facts: Facts) -> Verdict | None:
     """A run whose first, slow steps could not be left out."""
-    if not facts.record.timed or facts.record.worker_pace is not None or facts.record.status == "diverged":
+    if (
+        not facts.record.timed
+        or facts.record.worker_step_times is not None
+        or facts.record.status == "diverged"
+    ):
         return None
     text = (
         f"no steady speed was measured in {formatting.plural(facts.record.steps, 'step')}: "

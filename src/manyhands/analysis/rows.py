@@ -113,12 +113,12 @@ def _arrival(record: RunRecord) -> dict[str, object]:
 
 def _step(record: RunRecord) -> dict[str, object]:
     step = breakdown(record)
-    pace = record.worker_pace
+    times = record.worker_step_times
     return {
         "step_seconds": step.step_seconds,
-        "step_low": pace.low if pace else None,
-        "step_median": pace.median if pace else None,
-        "step_high": pace.high if pace else None,
+        "step_low": times.low if times else None,
+        "step_median": times.median if times else None,
+        "step_high": times.high if times else None,
         **{f"phase_{name}": step.phases[name] for name in STEP_PHASES},
         "bytes_per_step": step.bytes_per_step,
         "messages_per_step": step.messages_per_step,

@@ -1,4 +1,4 @@
-"""The interface of a callback: whoever follows a run overrides what it wants to hear (law 12)."""
+"""The interface of a callback: override the events that you want to hear of."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from manyhands.records.record import RunRecord, Start, StepRecord
 class Callback:
     """Hears of a run's events in order; each method does nothing here, so this is also the null member."""
 
-    def started(self, start: Start) -> None:
-        """Called once, before the first step."""
+    def on_start(self, start: Start) -> None:
+        """Called before the first step, and again where workers were restarted."""
 
-    def stepped(self, step: StepRecord) -> None:
+    def on_step(self, step: StepRecord) -> None:
         """Called after each step."""
 
-    def ended(self, record: RunRecord) -> None:
+    def on_end(self, record: RunRecord) -> None:
         """Called once, with the run's record."""
 
-    def notice(self, text: str) -> None:
+    def on_notice(self, text: str) -> None:
         """Called with a sentence for a person."""
 
     def close(self) -> None:

@@ -8,19 +8,19 @@ from typing import TextIO
 
 from manyhands.callbacks.base import Callback
 from manyhands.core.atomic_files import cannot_write, open_regular
-from manyhands.records.record import RunRecord, Start, StepRecord
+from manyhands.records.record import Start, StepRecord
 from manyhands.records.run_folder import RunFolder
 
 
 class Journal(Callback):
-    """An observer that writes steps.jsonl.
+    """A callback that writes steps.jsonl.
 
-    Lines are written some at a time, which costs a step less than each at once; what a crash takes with
-    it is done again from the last checkpoint, before which everything is written.
+    Lines are written in groups, which costs less per step. A crash loses the lines that wait, and the run
+    repeats those steps from its last checkpoint: all lines are written before a checkpoint is.
     """
 
-    most = 64  # steps that wait
-    longest = 1.0  # seconds they wait
+    max_steps = 64  # that wait
+    max_seconds = 1.0  # of training that they wait
 
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.steps_file
@@ -28,22 +28,20 @@ class Journal(Callback):
         self._waiting: list[StepRecord] = []
         self._written = 0.0
 
-    def started(self, start: Start) -> None:
-        """Open for appending."""
+    def on_start(self, start: Start) -> None:
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             self._file = os.fdopen(open_regular(self._path, flags), "a")
         except OSError as error:
             raise cannot_write(self._path, error) from error
 
-    def stepped(self, step: StepRecord) -> None:
-        """Take a step."""
+    def on_step(self, step: StepRecord) -> None:
         self._waiting.append(step)
-        if len(self._waiting) >= self.most or step.seconds - self._written >= self.longest:
+        if len(self._waiting) >= self.max_steps or step.seconds - self._written >= self.max_seconds:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, to where every other process sees it."""
+        """Write the lines that wait, so that every other process sees them."""
         if self._file is None or not self._waiting:
             return
         self._written = self._waiting[-1].seconds
@@ -55,14 +53,8 @@ class Journal(Callback):
         except OSError as error:
             raise cannot_write(self._path, error) from error
 
-    def ended(self, record: RunRecord) -> None:
-        """Nothing: the result is written by the run."""
-
-    def notice(self, text: str) -> None:
-        """Nothing: notices are for people."""
-
     def close(self) -> None:
-        """Close the file; that the disk is full was said by `flush`, which comes before every good end."""
+        """Close the file. A full disk is reported by `flush`, which is called before a run ends well."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()

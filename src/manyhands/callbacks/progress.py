@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress on standard error: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def for_people() -> Callback:
 
 
 def headline(start: Start) -> list[str]:
-    """The lines above the bar: what is learned, and how the work is divided."""
+    """The lines above the bar: the task, and how the work is divided."""
     spec = start.spec
     lines = [
         f"{spec.task} · {start.parameters:,} parameters · {start.train_samples:,} {start.unit} · target "
         f"{formatting.threshold(start.target, start.metric_name)} test {start.metric_name}",
         f"{spec.division} · {start.recipe_line} · {spec.strategy} on {spec.transport} · "
-        f"{formatting.plural(start.threads, 'thread')} a worker"
+        f"{formatting.plural(start.threads, 'thread')} per worker"
         + (f" · {start.device}" if start.device != "cpu" else ""),
     ]
     if start.step:
@@ -38,7 +38,7 @@ def headline(start: Start) -> list[str]:
 
 
 def outcome(record: RunRecord) -> str:
-    """`reached 98.5 % after 98,304 images in 57 s`, or that it did not."""
+    """`reached 98.5 % after 98,304 images in 57 s`, or `did not reach 98.5 %`."""
     target = formatting.threshold(record.target, record.metric_name)
     if record.target_samples is None or record.target_seconds is None:
         return f"did not reach {target}"
@@ -47,7 +47,7 @@ def outcome(record: RunRecord) -> str:
 
 
 def summary(record: RunRecord) -> list[str]:
-    """The lines below the bar: what came of it, where the time went, what to do next."""
+    """The lines below the bar: the result, where the time went, what to do next."""
     speed = formatting.rate(record.samples_per_second, record.unit)
     end = record.message or f"{formatting.score(record.metric, record.metric_name)} at the end"
     over = formatting.duration(record.training_seconds)
@@ -60,7 +60,7 @@ def summary(record: RunRecord) -> list[str]:
 
 
 def efficiency(start: Start, rate: float) -> str:
-    """`96 % of 2x` against the last one-worker run with as many threads a worker; else the plain ratio."""
+    """`96 % of 2x`, against the last run of one worker with as many threads; else the plain ratio."""
     one = start.one_worker
     if one is None:
         return ""
@@ -71,14 +71,14 @@ def efficiency(start: Start, rate: float) -> str:
 
 
 class _Rate:
-    """Samples a training second of this sitting, what they compare to, and the time left at this pace."""
+    """Samples per second of training in this session, the efficiency, and the time left at this rate."""
 
     def __init__(self, start: Start) -> None:
         self.start, self.began = start, time.monotonic()
         self._exchanging = self._all = 0.0
 
     def note(self, step: StepRecord) -> None:
-        """Remember where a step's time went, where it is known."""
+        """Add up where the time of a step went, if its phases were timed."""
         if not step.synchronized:
             return
         phases = training_phases(step.phases)
@@ -86,7 +86,7 @@ class _Rate:
         self._all += sum(phases.values())
 
     def facts(self, step: StepRecord, unit: str) -> list[str]:
-        """Rate, efficiency where it is known, share of the exchange where there is any."""
+        """The rate; the efficiency and the share of communication, where there are any."""
         rate = self.per_second(step)
         found = [formatting.rate(rate, unit), efficiency(self.start, rate)]
         spec = self.start.spec
@@ -98,38 +98,37 @@ class _Rate:
         return (step.samples - self.start.samples) / max(1e-9, step.seconds - self.start.seconds)
 
     def left(self, step: StepRecord) -> str:
-        gone = max(1e-9, time.monotonic() - self.began)
-        pace = (step.samples - self.start.samples) / gone
-        seconds = max(0.0, self.start.horizon - step.samples) / max(1e-9, pace)
+        elapsed = max(1e-9, time.monotonic() - self.began)
+        rate = (step.samples - self.start.samples) / elapsed
+        seconds = max(0.0, self.start.horizon - step.samples) / max(1e-9, rate)
         if (budget := self.start.spec.seconds) is not None:
             seconds = min(seconds, max(0.0, budget - step.seconds))
         return formatting.duration(seconds)
 
 
 class ProgressLines(Callback):
-    """Plain lines on standard error: the headline, evaluations, one every half a minute, the summary."""
+    """Plain lines on standard error: the headline, evaluations, a line every 30 seconds, the summary."""
 
     name = "the progress on standard error"
     every = 30.0  # seconds
-    least = 1.0  # seconds between two evaluations worth a line each
+    least = 1.0  # seconds between the lines of two evaluations
 
     def __init__(self) -> None:
         self._rate: _Rate | None = None
-        self._told = 0.0
+        self._last_line = 0.0
 
-    def started(self, start: Start) -> None:
-        """The headline."""
-        self._rate, self._told = _Rate(start), time.monotonic()
+    def on_start(self, start: Start) -> None:
+        self._rate, self._last_line = _Rate(start), time.monotonic()
         for line in headline(start):
-            self.notice(line)
+            self.on_notice(line)
 
-    def stepped(self, step: StepRecord) -> None:
-        """A line when there is news."""
+    def on_step(self, step: StepRecord) -> None:
+        """Print a line after an evaluation, or when the last line is 30 seconds old."""
         assert self._rate is not None
         self._rate.note(step)
-        if time.monotonic() - self._told < (self.every if step.metric is None else self.least):
+        if time.monotonic() - self._last_line < (self.every if step.metric is None else self.least):
             return
-        self._told, start = time.monotonic(), self._rate.start
+        self._last_line, start = time.monotonic(), self._rate.start
         parts = [
             f"epoch {step.samples / start.train_samples:.2f}",
             f"step {step.step:,}",
@@ -139,20 +138,15 @@ class ProgressLines(Callback):
         ]
         if step.metric is not None:
             parts.insert(3, f"{start.metric_name} {formatting.score(step.metric, start.metric_name)}")
-        self.notice(" · ".join(parts))
+        self.on_notice(" · ".join(parts))
 
-    def ended(self, record: RunRecord) -> None:
-        """The summary."""
+    def on_end(self, record: RunRecord) -> None:
         if record.status in ("finished", "target"):
             for line in summary(record):
-                self.notice(line)
+                self.on_notice(line)
 
-    def notice(self, text: str) -> None:
-        """One line."""
+    def on_notice(self, text: str) -> None:
         print(formatting.printed(text), file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class ProgressBar(Callback):
@@ -168,11 +162,11 @@ class ProgressBar(Callback):
         self._metric = ""
         self._shown = 0.0
 
-    def started(self, start: Start) -> None:
-        """The headline, then the bar; a second time where workers were started again."""
+    def on_start(self, start: Start) -> None:
+        """Print the headline and start the bar; a second time where workers were restarted."""
         self.close()
         for line in headline(start):
-            self.notice(line)
+            self.on_notice(line)
         self._rate = _Rate(start)
         self._bar = Progress(
             TextColumn("{task.fields[epoch]}"),
@@ -186,8 +180,8 @@ class ProgressBar(Callback):
         self._bar.add_task("", total=start.horizon, completed=start.samples, epoch="starting", facts="")
         self._bar.start()
 
-    def stepped(self, step: StepRecord) -> None:
-        """Move the bar, a few times a second."""
+    def on_step(self, step: StepRecord) -> None:
+        """Move the bar, a few times per second."""
         assert self._bar is not None
         assert self._rate is not None
         start = self._rate.start
@@ -207,19 +201,19 @@ class ProgressBar(Callback):
             facts=f"loss {step.loss:.4f}{self._metric}  {facts}  {self._rate.left(step)} left",
         )
 
-    def ended(self, record: RunRecord) -> None:
-        """The bar makes room for the summary."""
+    def on_end(self, record: RunRecord) -> None:
+        """Remove the bar and print the summary."""
         self.close()
         if record.status in ("finished", "target"):
             for line in summary(record):
-                self.notice(line)
+                self.on_notice(line)
 
-    def notice(self, text: str) -> None:
-        """A line above the bar."""
+    def on_notice(self, text: str) -> None:
+        """Print a line above the bar."""
         self._console.print(formatting.printed(text), markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

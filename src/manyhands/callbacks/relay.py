@@ -1,4 +1,4 @@
-"""A callback in a worker that forwards every event to the parent, whose callbacks a person sees."""
+"""A callback in a worker that forwards every event to the parent process, where the other callbacks are."""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ from manyhands.records.record import RunRecord, Start, StepRecord
 
 
 class Relay(Callback):
-    """An observer that tells the parent, whose observers are the ones that a person sees."""
+    """Sends each event as a pair: the name of the callback's method, and its argument."""
 
-    def __init__(self, line: ControlChannel) -> None:
-        self._tell = line.tell
+    def __init__(self, channel: ControlChannel) -> None:
+        self._send = channel.tell
 
-    def started(self, start: Start) -> None:
-        """Passed on."""
-        self._tell(("started", start))
+    def on_start(self, start: Start) -> None:
+        self._send(("on_start", start))
 
-    def stepped(self, step: StepRecord) -> None:
-        """Passed on."""
-        self._tell(("stepped", step))
+    def on_step(self, step: StepRecord) -> None:
+        self._send(("on_step", step))
 
-    def ended(self, record: RunRecord) -> None:
-        """Passed on."""
-        self._tell(("ended", record))
+    def on_end(self, record: RunRecord) -> None:
+        self._send(("on_end", record))
 
-    def notice(self, text: str) -> None:
-        """Passed on."""
-        self._tell(("notice", text))
-
-    def close(self) -> None:
-        """The parent closes its own."""
+    def on_notice(self, text: str) -> None:
+        self._send(("on_notice", text))

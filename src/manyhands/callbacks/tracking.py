@@ -1,4 +1,4 @@
-"""Following a run in TensorBoard or MLflow: observers from the `tracking` extra."""
+"""Callbacks for TensorBoard and MLflow, whose packages come with the extra `tracking`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BROKEN = "tracking with {0}: the package {0} cannot be imported ({1}); install 
 
 
 def member(name: str) -> Callback:
-    """The observer of this name, which has its package; whether its service answers is not asked yet."""
+    """The callback of this name. Its package is imported here; its service is asked when a run starts."""
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     try:
@@ -36,24 +36,17 @@ class TensorBoard(Callback):
         self._make = SummaryWriter
         self._writer: Any = None
 
-    def started(self, start: Start) -> None:
-        """Open; a resumed run overwrites the steps it does again."""
+    def on_start(self, start: Start) -> None:
+        """Open the event file; a resumed run replaces the steps that it repeats."""
         self._writer = self._make(str(Path(start.run) / "tensorboard"), purge_step=start.samples)
         self._writer.add_text("spec", start.spec.to_json(), start.samples)
 
-    def stepped(self, step: StepRecord) -> None:
-        """The horizontal axis is samples seen, so that runs of different batches compare."""
+    def on_step(self, step: StepRecord) -> None:
+        """Write scalars over samples seen, so that runs with different batch sizes can be compared."""
         for name, value in _scalars(step).items():
             self._writer.add_scalar(name, value, step.samples)
 
-    def ended(self, record: RunRecord) -> None:
-        """Nothing more than the steps."""
-
-    def notice(self, text: str) -> None:
-        """Notices are for people."""
-
     def close(self) -> None:
-        """Flush and close."""
         if self._writer is not None:
             self._writer.close()
 
@@ -73,17 +66,17 @@ class MLflow(Callback):
         self._run: str | None = None
         self._waiting: list[Any] = []
 
-    def started(self, start: Start) -> None:
-        """A run in the experiment `manyhands`, with the spec as its parameters."""
-        self._client = self._make()  # looks at the address, and may ask there
+    def on_start(self, start: Start) -> None:
+        """Create a run in the experiment `manyhands`, with the spec as its parameters."""
+        self._client = self._make()  # may connect to the tracking server
         experiment = self._client.get_experiment_by_name("manyhands")
         number = experiment.experiment_id if experiment else self._client.create_experiment("manyhands")
         self._run = self._client.create_run(number, run_name=Path(start.run).name).info.run_id
         for name, value in start.spec.model_dump(exclude_defaults=True).items():
             self._client.log_param(self._run, name, value)
 
-    def stepped(self, step: StepRecord) -> None:
-        """Collected, and sent a hundred at a time."""
+    def on_step(self, step: StepRecord) -> None:
+        """Collect metrics, and send them a hundred at a time."""
         now = round(step.seconds * 1000)
         self._waiting += [
             self._metric(name, value, now, step.samples) for name, value in _scalars(step).items()
@@ -91,8 +84,8 @@ class MLflow(Callback):
         if len(self._waiting) >= self.batch:
             self._send()
 
-    def ended(self, record: RunRecord) -> None:
-        """The result, and whether it is one."""
+    def on_end(self, record: RunRecord) -> None:
+        """Log the result, and whether the run finished."""
         self._send()
         if self._run is not None:
             self._client.log_metric(self._run, "samples_per_second", record.samples_per_second)
@@ -100,11 +93,8 @@ class MLflow(Callback):
             self._client.set_terminated(self._run, "FINISHED" if done else "FAILED")
             self._run = None
 
-    def notice(self, text: str) -> None:
-        """Notices are for people."""
-
     def close(self) -> None:
-        """A run that never ended has failed."""
+        """Mark a run that did not end as failed."""
         if self._run is not None:
             self._send()
             self._client.set_terminated(self._run, "FAILED")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from manyhands.cli import doctor, list_, report, show, study, train, verify
+from manyhands.cli import doctor, list_, log_handler, report, show, study, train, verify
 from manyhands.cli.grouped import GroupedCommand
 from manyhands.core import formatting, tracebacks
 from manyhands.core.errors import ManyhandsError, UsageError, cut, shown
@@ -56,7 +56,10 @@ def answer(arguments: list[str]) -> int:
     """Carry out a command line; every failure is one sentence on standard error (law 10)."""
     try:
         _check_text(arguments)
-        outcome = typer.main.get_command(app).main(arguments, prog_name="manyhands", standalone_mode=False)
+        with log_handler.shown():
+            outcome = typer.main.get_command(app).main(
+                arguments, prog_name="manyhands", standalone_mode=False
+            )
     except ManyhandsError as error:
         common = isinstance(error, UsageError)
         return _fail(cut(str(error)) if common else str(error), error.exit_code, common=common)

@@ -85,7 +85,7 @@ def _result(record: RunRecord) -> list[str]:
         f"{formatting.duration(record.training_seconds)} training, "
         f"{formatting.duration(record.seconds)} in all",
         f"time       {formatting.where_the_time_went(training_phases(record.worker_phases))}",
-        *_pace(record),
+        *_step_times(record),
         *_noise(record),
         *_staleness(record),
         *_workers(record),
@@ -97,13 +97,13 @@ def _result(record: RunRecord) -> list[str]:
     ]
 
 
-def _pace(record: RunRecord) -> list[str]:
+def _step_times(record: RunRecord) -> list[str]:
     """`a step takes 15 ms (14 to 18 ms, eight of ten)`, the first steps left out."""
-    pace = record.worker_pace
-    if pace is None:
+    times = record.worker_step_times
+    if times is None:
         return []
-    spread = f"{formatting.duration(pace.low)} to {formatting.duration(pace.high)}, 8 of 10 steps"
-    return [f"step       {formatting.duration(pace.mean)} on average ({spread}), without the first steps"]
+    spread = f"{formatting.duration(times.low)} to {formatting.duration(times.high)}, 8 of 10 steps"
+    return [f"step       {formatting.duration(times.mean)} on average ({spread}), without the first steps"]
 
 
 def _noise(record: RunRecord) -> list[str]:

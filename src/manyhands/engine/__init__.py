@@ -1,4 +1,4 @@
-"""One rank at work: its context, its loop, its feed, checkpoints, timing and fault injection.
+"""What runs in one rank: context, training loop, data feed, checkpoints, timing and fault injection.
 
-Knows the interfaces of strategies and transports and no member of them; knows nothing of launchers.
+Uses the interfaces of strategies and transports and no member of them, and nothing of launchers.
 """

@@ -1,4 +1,4 @@
-"""Where a result that is not a number comes from: is there a sample that is none either?"""
+"""Looks for samples with NaN or infinity, where a result is not finite."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from manyhands.data.base import Dataset, Request
 from manyhands.data.order import in_order
 from manyhands.engine.feed import Feed
 
-PATIENCE = 5.0  # seconds: a folder of images may be long
+TIME_LIMIT = 5.0  # seconds: a folder of images may be large
 
 
 def in_training(feed: Feed, since: int, until: int) -> str:
-    """Among the samples of the run from `since` to `until`: `sample 7 of the training set holds NaN ...`."""
+    """Search the samples of the run from `since` to `until`: `sample 7 of the training set holds NaN ...`."""
     return _look(feed, feed.task.train, "training", _between(feed, since, until))
 
 
 def in_test(feed: Feed) -> str:
-    """Among the test set's."""
+    """Search the test set."""
     task = feed.task
     return _look(feed, task.test, "test", in_order(len(task.test), task.evaluation_batch))
 
@@ -37,8 +37,8 @@ def _between(feed: Feed, since: int, until: int) -> Iterator[Request]:
 
 @torch.inference_mode()
 def _look(feed: Feed, data: Dataset, name: str, requests: Iterable[Request]) -> str:
-    """Empty where there is none, or none was found in time."""
-    until, wanted = time.monotonic() + PATIENCE, list(requests)
+    """The first bad sample in words; empty if none was found in time."""
+    until, wanted = time.monotonic() + TIME_LIMIT, list(requests)
     with closing(data.stream(wanted, feed.order.seed)) as stream:
         for request, batch in zip(wanted, stream, strict=True):
             prepared = feed.prepare(batch).inputs
@@ -47,14 +47,14 @@ def _look(feed: Feed, data: Dataset, name: str, requests: Iterable[Request]) -> 
                 if (row := _first(tensor)) is not None:
                     number, kind = int(request.samples[row[0]]), row[1]
                     return f"sample {number} of the {name} set holds {kind} in its {what}"
-            feed.clock.switch(feed.clock.current)  # a long look is no hang
+            feed.clock.switch(feed.clock.current)  # a sign of life: a long search is not a hang
             if time.monotonic() > until:
                 break
     return ""
 
 
 def _first(tensor: Tensor) -> tuple[int, str] | None:
-    """The first row with something that is no number, and what that is."""
+    """The first row with a value that is not finite, and its kind."""
     if not tensor.is_floating_point():
         return None
     rows = tensor.isfinite().reshape(tensor.shape[0], -1).all(dim=1)

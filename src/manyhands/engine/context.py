@@ -1,4 +1,4 @@
-"""Everything one rank computes with, built from a spec and its place: the same for training and measuring."""
+"""Everything that one rank computes with, built from a spec: the same for training and for measuring."""
 
 from __future__ import annotations
 
@@ -51,38 +51,42 @@ _EXCHANGING = ("communication", "wait")
 
 
 class RankContext:
-    """One rank's task, data, model, transport and strategy, and the clock that times them."""
+    """One rank's task, data, model, transport and strategy, and the clock that times them.
+
+    spec ─▶ device, clock ─▶ task ─▶ recipe, feed, schedule ─▶ transport ─▶ the strategy's worker
+    """
 
     def __init__(
-        self, info: RankInfo, spec: RunSpec, *, drill: bool = False, choices: Mapping[str, Any] | None = None
+        self,
+        info: RankInfo,
+        spec: RunSpec,
+        *,
+        inject_faults: bool = False,
+        choices: Mapping[str, Any] | None = None,
     ) -> None:
         self.info, self.spec, self.position = info, spec, Position()
-        self.begun = False  # whether steps are made
-        # what the strategy and the memory chose by themselves, or did the last time
+        self.asynchronous = spec.traits.asynchronous
+        # what the strategy and offloading chose by themselves, now or in an earlier session
         self.choices: dict[str, Any] = dict(choices or {})
-        self.memory: Offload | None = None
+        self.begun = False  # whether training has begun
+        self._steps = 0  # of this worker, where workers do not step together
+        self._fault = faults.from_environment() if inject_faults else None
         self.noise_meter = NoiseScaleMeter()
-        self._steps = 0
+        self.offload: Offload | None = None
+        self._decoders = ExitStack()
+
         self.hardware = choose(spec.device, info.local_rank)
         self.device = self.hardware.where
         dtype: torch.dtype = getattr(torch, spec.dtype)
         self.clock = Clock(self.hardware.synchronize if self.hardware.asynchronous else None)
         info.channel.watch(self.status)
-        self._fault = faults.from_environment() if drill else None
-        self._decoders = ExitStack()
-        self.task = self._at_home(find.build(spec.task, spec.options), dtype)
+
+        self.task = self._on_device(find.build(spec.task, spec.options), dtype)
         self.recipe = make_recipe(spec, self.task)
-        assert spec.batch is not None
-        order = Order(len(self.task.train), spec.batch, spec.seed)
-        # the first stage reads, for its replica
-        share = BatchShare(
-            info.rank // spec.stages, spec.replicas, spec.micro_batches, info.rank % spec.stages == 0
-        )
-        self.free = spec.traits.asynchronous
-        tested = replace(self.task, loss=MeanLoss(self.task.loss))  # apart from the one that trains
-        self.feed = Feed(tested, order, share, self.device, dtype, self.clock)
+        self.feed = self._make_feed(dtype)
         self.horizon = self.feed.horizon(spec)
-        self.schedule = self.recipe.schedule(self.update, order.n, self.horizon)
+        self.schedule = self.recipe.schedule(self.update, self.feed.order.n, self.horizon)
+
         self.traffic = CountingTransport(self._connect(), self.clock)
         self.transport: Transport = self.traffic
         try:
@@ -93,53 +97,53 @@ class RankContext:
 
     @property
     def update(self) -> int:
-        """Samples of one update, which decide its rate: the batch, or the piece that a worker claims."""
+        """Samples per update, which decide its learning rate: the batch, or what one worker leases."""
         spec = self.spec
         assert spec.batch is not None
         backup = spec.strategy_options.get("backup")
-        if backup is not None:  # of a round that waits for all but the slowest
+        if backup is not None:  # a round does not wait for the slowest workers
             return max(1, spec.batch * (spec.workers - int(backup)) // spec.workers)
-        return max(1, spec.batch // spec.workers) if self.free else spec.batch
+        return max(1, spec.batch // spec.workers) if self.asynchronous else spec.batch
 
     @property
     def step(self) -> int:
-        """Steps made so far: of the run, or of this worker where each goes at its own pace."""
-        return self._steps if self.free else self.position.step
+        """Steps so far: of the run, or of this worker where workers do not step together."""
+        return self._steps if self.asynchronous else self.position.step
 
     def count(self) -> None:
-        """This worker has made a step at its own pace."""
+        """Count a step of this worker, where workers do not step together."""
         self._steps += 1
 
     def begin(self) -> None:
-        """From now on steps are made, and who stands still is stuck."""
+        """Training begins: from now on a rank that does not move is stuck."""
         self.begun = True
         self.traffic.begin()
         if self.info.channel.board is not None:
-            self.clock.note = partial(self._write_down, self.info.channel.board)
+            self.clock.note = partial(self._write_status, self.info.channel.board)
 
     def status(self) -> RankStatus:
-        """What this rank is doing, for whoever looks after it; called from another thread."""
+        """What this rank is doing, for its supervisor; called from another thread."""
         if not self.begun:
             return RankStatus(self.step, "starting", "", self.clock.switches)
         return RankStatus(self.step, self.clock.current, self.traffic.current, self.clock.switches)
 
-    def _write_down(self, board: memoryview) -> None:
-        """Leave where it is found even if this process is killed: step, phase, and what it waits in."""
+    def _write_status(self, board: memoryview) -> None:
+        """Write step, phase and operation to shared memory, where they outlive this process."""
         phase = self.clock.current
         operation, calls = self.traffic.under_way if phase in _EXCHANGING else ("", 0)
         STATUS.pack_into(board, 0, self.step, calls, phase.encode(), operation.encode())
 
     def close(self) -> None:
-        """Give back what the data sets, the transport and the memory hold."""
+        """Release what data sets, transport and offloading hold."""
         self._decoders.close()
         self.transport.close()
-        if self.memory is not None:
-            self.memory.close()
+        if self.offload is not None:
+            self.offload.close()
 
     def _connect(self) -> Transport:
         spec, fault = self.spec, self._fault
-        patience = {} if spec.timeout is None else {"timeout": max(60.0, 4 * spec.timeout)}
-        transport = connect(spec.transport, self.info, device=self.device, **patience)
+        timeout = {} if spec.timeout is None else {"timeout": max(60.0, 4 * spec.timeout)}
+        transport = connect(spec.transport, self.info, device=self.device, **timeout)
         return transport if fault is None else FaultyTransport(transport, fault, lambda: self.step)
 
     def _worker(self, dtype: torch.dtype) -> Any:
@@ -184,10 +188,10 @@ class RankContext:
             from manyhands.offload.offloader import Offload
 
             spec = self.spec
-            self.memory = Offload(
+            self.offload = Offload(
                 spec.offload, spec.memory, spec.offload_to, self.choices, device=self.hardware
             )
-            compute = Compute(loss, self.memory.run)
+            compute = Compute(loss, self.offload.run)
         if (factor := faults.slowness(self.info.rank)) > 1.0:
             compute = SlowedCompute(compute, factor)
         if self._fault is None:
@@ -195,7 +199,7 @@ class RankContext:
         return FaultyCompute(compute, self.clock, self._due("backward"), self._fault)
 
     def _gauged(self, compute: Compute, model: nn.Module) -> Compute:
-        """Told of every gradient, where somebody asked how noisy they are."""
+        """A compute whose gradients are measured, with --noise-scale."""
         if not self.spec.noise_scale:
             return compute
         if self.device.type == "cuda" and self.spec.workers > 1:
@@ -207,8 +211,19 @@ class RankContext:
         assert fault is not None
         return lambda: fault.due(self.info.rank, self.step, where)
 
-    def _at_home(self, task: Task, dtype: torch.dtype) -> Task:
-        """The task with its own modules on this device; the built task is shared and stays as it is."""
+    def _make_feed(self, dtype: torch.dtype) -> Feed:
+        """This rank's part of the data; of a pipeline's stages, the first one reads for its replica."""
+        spec, info, task = self.spec, self.info, self.task
+        assert spec.batch is not None
+        order = Order(len(task.train), spec.batch, spec.seed)
+        share = BatchShare(
+            info.rank // spec.stages, spec.replicas, spec.micro_batches, info.rank % spec.stages == 0
+        )
+        evaluated = replace(task, loss=MeanLoss(task.loss))  # another object than the loss that trains
+        return Feed(evaluated, order, share, self.device, dtype, self.clock)
+
+    def _on_device(self, task: Task, dtype: torch.dtype) -> Task:
+        """The task with copies of its modules on this device; the built task is shared and not changed."""
         check_real(task.preprocess, f"the preprocessing of {task.name}")
         task = replace(task, preprocess=copy.deepcopy(task.preprocess).to(self.device, dtype))
         task = pooled(task, self._decoders)
@@ -221,30 +236,30 @@ class RankContext:
 
 
 def threads_of(spec: RunSpec, info: RankInfo) -> int:
-    """Threads a worker: what the user said, or an equal part of this host's cores."""
+    """Threads per worker: what the user set, or an equal share of this host's cores."""
     return spec.threads or max(1, environment.cores() // len(info.peers_on_host))
 
 
 @contextmanager
 def own_state(threads: int, device: Device) -> Iterator[None]:
-    """Device, threads, memory and random state are the worker's own while it works; then its process's again.
+    """Set the worker's device, threads, allocator and random state, and restore the process's own afterwards.
 
     The device comes first: nothing else may touch it before.
     """
     with device.taken():
-        before = torch.get_num_threads()
+        threads_before = torch.get_num_threads()
         tensors, numbers = random_state(device)
         torch.set_num_threads(threads)
         try:
             with kept_memory():
                 yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads_before)
             restore_random_state(tensors, numbers, device)
 
 
 def seed(number: int, device: Device) -> None:
-    """Set every generator a task may draw from."""
+    """Seed every generator that a task may use."""
     device.seed(number % 2**63)
     np.random.seed(number % 2**32)
     random.seed(number)

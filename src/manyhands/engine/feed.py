@@ -1,4 +1,4 @@
-"""What a worker is fed: its micro-batches of each global batch, prepared for its device, and the test set."""
+"""The data of one worker: its micro-batches of each global batch, prepared for its device; the test set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from manyhands.transports.base import Transport
 
 
 class GlobalBatch(NamedTuple):
-    """One step's samples over all workers; this worker's part of them is read while it is iterated."""
+    """The samples of one step over all workers; this worker's part is read while it is iterated."""
 
     epoch: int
     size: int
@@ -43,11 +43,11 @@ class Feed:
 
     @property
     def read_so_far(self) -> int:
-        """Samples this worker was fed."""
+        """Samples that this worker has read."""
         return self.counts["samples"]
 
     def read(self, seen: int) -> Generator[GlobalBatch, None, None]:
-        """The global batches from where `seen` samples have been used, without end."""
+        """The global batches after the first `seen` samples, without end."""
         wanted = (part for batch in self.order.batches(seen) for part in self.share.of(batch))
         with closing(self.task.train.stream(wanted, self.order.seed)) as stream:
             for batch in self.order.batches(seen):
@@ -55,7 +55,7 @@ class Feed:
                 yield GlobalBatch(batch.epoch, len(batch.samples), self._timed(parts))
 
     def piece(self, seen: int, size: int) -> Iterator[Batch]:
-        """A claimed piece of the order, in micro-batches."""
+        """The samples of a lease, in micro-batches."""
         request = self.order.samples(seen, size)
         parts = [Request(request.epoch, part) for part in split(request.samples, self.share.accumulate)]
         wanted = [part for part in parts if len(part.samples)]
@@ -68,7 +68,7 @@ class Feed:
         return max(1, round(spec.epochs * self.order.n))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Onto the device first, while the inputs are still small bytes; then as the model wants them."""
+        """Move a batch to the device while its inputs are still bytes, then preprocess and convert them."""
         inputs: Tensor = self.task.preprocess(batch.inputs.to(self.device, non_blocking=True))
         if inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
@@ -86,7 +86,7 @@ class Feed:
 
 
 def pooled(task: Task, until: ExitStack) -> Task:
-    """The task with data sets whose decoders last until the stack is closed, not for a stream only."""
+    """The task with data sets whose decoders live until the stack is closed, not only for one stream."""
 
     def kept(dataset: Dataset) -> Dataset:
         return until.enter_context(dataset.pooled()) if isinstance(dataset, Pooled) else dataset
@@ -96,7 +96,7 @@ def pooled(task: Task, until: ExitStack) -> Task:
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, feed: Feed, transport: Transport) -> tuple[float, float]:
-    """The mean score and the mean loss over the test set, every sample once, each worker its part of them."""
+    """The mean score and the mean loss over the test set; each worker evaluates its part."""
     task, total = feed.task, len(feed.task.test)
     share = BatchShare(transport.rank, transport.size)
     mine = (part for request in in_order(total, task.evaluation_batch) for part in share.of(request))
@@ -110,7 +110,7 @@ def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor
     """The sums of scores and of losses over some samples of the test set."""
     task = feed.task
     sums = torch.zeros(2, dtype=torch.float64)
-    modes = [(module, module.training) for module in model.modules()]  # some may be frozen
+    modes = [(module, module.training) for module in model.modules()]  # some may be in eval mode already
     model.eval()
     with closing(task.test.stream(requests, seed=0)) as stream:
         for raw in stream:
@@ -119,7 +119,7 @@ def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor
             score = scored(task.metric, outputs, batch.targets, batch.size).sum(dtype=torch.float64)
             loss = task.loss(outputs, batch.targets).double() * batch.size
             sums += torch.stack([score, loss]).cpu()
-            feed.clock.switch(feed.clock.current)  # a long evaluation is no hang
+            feed.clock.switch(feed.clock.current)  # a sign of life: a long evaluation is not a hang
     for module, training in modes:
         module.training = training
     return sums

@@ -1,4 +1,4 @@
-"""What a worker is told to do: one picklable value, so that any launcher can send it anywhere."""
+"""The job of a worker: one picklable value, so that any launcher can send it anywhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from manyhands.records.spec import RunSpec
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is told: a resolved spec, the run's folder, and whether to go on from a checkpoint."""
+    """A resolved spec, the run's folder, and whether to resume from a checkpoint."""
 
     spec: RunSpec
     folder: Path
     resume: bool = False
-    accept: frozenset[str] = frozenset()  # ids of other specs whose checkpoints are welcome
-    attempt: int = 0  # how often this run was started again after a worker failed
-    one_worker: OneWorker | None = None  # the last such run of this task, to compare speeds with
+    accept: frozenset[str] = frozenset()  # ids of other specs whose checkpoints are accepted
+    attempt: int = 0  # how many times the run was restarted after a worker failed
+    one_worker: OneWorker | None = None  # an earlier run of this task, to compare speeds with

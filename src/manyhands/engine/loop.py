@@ -1,4 +1,4 @@
-"""One worker's loop: read, step, evaluate at milestones, save, until a budget or the target ends it."""
+"""The training loop of synchronous workers: read, step, evaluate, save, until the run ends."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from manyhands.transports.base import Transport
 
 @dataclass(kw_only=True)
 class Course:
-    """What every loop needs to know where it is and when it ends; the spec has nothing left to the task."""
+    """What both training loops share: when to evaluate, save and end, and what to report."""
 
-    spec: RunSpec
+    spec: RunSpec  # resolved
     schedule: Callable[[int], float]  # samples seen -> learning rate
     feed: Feed
     clock: Clock
     callbacks: list[Callback]
     save: Callable[[Position], None]
     asked_to_stop: Callable[[], bool]
-    leads: bool  # rank 0's clock is everybody's
+    leads: bool  # this is rank 0, whose clock decides for all
     step_timer: StepTimer = field(init=False)
     noise_meter: NoiseScaleMeter = field(default_factory=NoiseScaleMeter)
     _saved: float = field(default=0.0, init=False)
@@ -43,7 +43,7 @@ class Course:
         self.step_timer = StepTimer(self.clock)
 
     def votes(self) -> Votes:
-        """What this worker would like; rank 0's clock is everybody's."""
+        """What this worker votes for; only the clock of rank 0 counts."""
         clock, spec, leads = self.clock, self.spec, self.leads
         return Votes(
             stop=self.asked_to_stop(),
@@ -51,14 +51,14 @@ class Course:
             save=leads and clock.seconds - self._saved >= spec.checkpoint_every,
         )
 
-    def ending(self, here: Position, votes: Votes) -> Ending | None:
-        """What ends the run here, if anything does; a signal at the last step comes too late to matter."""
+    def ending(self, position: Position, votes: Votes) -> Ending | None:
+        """What ends the run at this position, or None; a signal at the last step does not interrupt it."""
         spec = self.spec
-        if spec.stop_at_target and here.target_samples is not None:
+        if spec.stop_at_target and position.target_samples is not None:
             return "target"
         if (
-            here.samples >= self.feed.horizon(spec)
-            or (spec.samples is not None and here.samples >= spec.samples)
+            position.samples >= self.feed.horizon(spec)
+            or (spec.samples is not None and position.samples >= spec.samples)
             or votes.over
         ):
             return "finished"
@@ -74,44 +74,44 @@ class Course:
         return max(1, round(self.spec.evaluate_every * self.feed.order.n))
 
     def saved(self) -> None:
-        """The time to the next checkpoint begins now."""
+        """Restart the time to the next checkpoint."""
         self._saved = self.clock.seconds
 
     def noted(self, loss: float) -> None:
-        """A step with this loss."""
+        """Add the loss of a step to the mean training loss of the next evaluation."""
         if math.isfinite(loss):
             self._losses.append(loss)
 
-    def judge(self, here: Position, score: float, test_loss: float, seconds: float) -> None:
-        """Note what the test set said after so much training time."""
+    def judge(self, position: Position, score: float, test_loss: float, seconds: float) -> None:
+        """Enter an evaluation into the position and its curve; `seconds` is the training time before it."""
         metric, target = self.feed.task.metric, self.spec.target
         assert target is not None
         if not (math.isfinite(score) and math.isfinite(test_loss)):
-            self.warn(here, score, test_loss)
-        here.metric = score if math.isfinite(score) else None
-        if here.metric is not None and (
-            here.best_metric is None
-            or math.isnan(here.best_metric)  # of a checkpoint of 0.1.0
-            or metric.reached(here.metric, here.best_metric)
+            self.warn(position, score, test_loss)
+        position.metric = score if math.isfinite(score) else None
+        if position.metric is not None and (
+            position.best_metric is None
+            or math.isnan(position.best_metric)  # in a checkpoint of version 0.1.0
+            or metric.reached(position.metric, position.best_metric)
         ):
-            here.best_metric = here.metric
-        if here.target_samples is None and metric.reached(score, target):
-            here.target_samples, here.target_seconds = here.samples, seconds
-            here.target_steps = here.step
+            position.best_metric = position.metric
+        if position.target_samples is None and metric.reached(score, target):
+            position.target_samples, position.target_seconds = position.samples, seconds
+            position.target_steps = position.step
         point = Evaluation(
-            step=here.step,
-            samples=here.samples,
+            step=position.step,
+            samples=position.samples,
             seconds=round(seconds, 6),
             loss=sum(self._losses) / len(self._losses) if self._losses else None,
-            metric=here.metric,
+            metric=position.metric,
             test_loss=test_loss if math.isfinite(test_loss) else None,
             noise=self.noise_meter.since(),
         )
-        here.curve.append(point.model_dump(exclude_none=True))
+        position.curve.append(point.model_dump(exclude_none=True))
         self._losses.clear()
 
-    def warn(self, here: Position, score: float, test_loss: float) -> None:
-        """Say once that what the test set says is not a number, and what is to blame if that can be seen."""
+    def warn(self, position: Position, score: float, test_loss: float) -> None:
+        """Warn once that a result on the test set is not finite, and name the cause if it can be found."""
         if self._warned or not self.callbacks:
             return
         self._warned = True
@@ -122,107 +122,110 @@ class Course:
             or "no sample of the test set is to blame: look at the model's outputs"
         )
         for callback in self.callbacks:
-            callback.notice(f"{what} at step {here.step:,}: {why}")
+            callback.on_notice(f"{what} at step {position.step:,}: {why}")
 
-    def evaluated(self, here: Position) -> int:
-        """Samples seen at the evaluation before the last."""
-        return int(here.curve[-2]["samples"]) if len(here.curve) > 1 else 0
+    def evaluated(self, position: Position) -> int:
+        """Samples seen at the evaluation before the last one."""
+        return int(position.curve[-2]["samples"]) if len(position.curve) > 1 else 0
 
-    def diverged(self, here: Position, lr: float, since: int) -> DivergedError:
-        """The sentence for a loss that is no number any more, though all samples since then are."""
-        sample = bad_samples.in_training(self.feed, since, here.samples) if self.leads else ""
+    def diverged(self, position: Position, lr: float, since: int) -> DivergedError:
+        """The error for a loss that is not finite; `since` is the position of the first suspect sample."""
+        sample = bad_samples.in_training(self.feed, since, position.samples) if self.leads else ""
         if sample:
             why = f": {sample}"
-        elif here.step == 1:
+        elif position.step == 1:
             why = ", before any update, and no sample is to blame: look at the model's outputs and the loss"
         else:
             why = f", with learning rate {lr:.4g}; try a smaller --lr or a longer warm-up"
         return DivergedError(
-            f"the loss became {here.loss:g} at step {here.step:,} ({here.samples:,} samples seen){why}"
+            f"the loss became {position.loss:g} at step {position.step:,} "
+            f"({position.samples:,} samples seen){why}"
         )
 
-    def doubt(self, here: Position) -> str | None:
-        """What is to be said of a run that came to its end and whose metric is not a number."""
-        unknown = here.curve and here.metric is None
-        return f"the metric {self.feed.task.metric.name} is not a number" if unknown else None
+    def end_message(self, position: Position) -> str | None:
+        """The message of a run that has ended regularly: only where its metric is not a number."""
+        missing = position.curve and position.metric is None
+        return f"the metric {self.feed.task.metric.name} is not a number" if missing else None
 
     def tell(
         self,
-        here: Position,
+        position: Position,
         epoch: int,
         lr: float,
         test_loss: float | None,
         worker: int | None = None,
         staleness: int | None = None,
     ) -> None:
-        """Tell everyone who follows the run about the step that was just made."""
+        """Report the step that was just made to the callbacks."""
         if not self.callbacks:
             return
         record = StepRecord(
-            step=here.step,
+            step=position.step,
             epoch=epoch,
-            samples=here.samples,
-            loss=here.loss,
+            samples=position.samples,
+            loss=position.loss,
             lr=lr,
             seconds=self.clock.training_seconds,
             phases=self.clock.lap(),
-            metric=None if test_loss is None else math.nan if here.metric is None else here.metric,
+            metric=None if test_loss is None else math.nan if position.metric is None else position.metric,
             test_loss=test_loss,
             worker=worker,
             staleness=staleness,
             synchronized=self.clock.exact,
         )
         for callback in self.callbacks:
-            callback.stepped(record)
+            callback.on_step(record)
 
 
 @dataclass(kw_only=True)
 class Trainer(Course):
-    """The loop of workers that step together.
+    """The loop of synchronous workers.
 
-    What depends on a clock or a signal is voted on, so that all workers do the same thing after the same
-    step; everything else follows from numbers that all of them have.
+    What depends on a clock or a signal is voted on, so that all workers do the same after the same step.
+    Everything else follows from numbers that all workers have.
     """
 
     worker: Worker
     transport: Transport
 
-    def run(self, here: Position) -> Ending:
-        """Train from here until something ends it, and say what."""
+    def run(self, position: Position) -> Ending:
+        """Train from a position until something ends the run, and return what."""
         self.saved()
-        ending = self.ending(here, Votes())
-        self.step_timer.begin(here.samples)
-        with closing(self.feed.read(here.samples)) as reader:
+        ending = self.ending(position, Votes())
+        self.step_timer.begin(position.samples)
+        with closing(self.feed.read(position.samples)) as reader:
             while ending is None:
                 batch = next(reader)
-                lr = self.schedule(here.samples)
-                here.loss, votes, shared = self.worker.step(batch.micro_batches, batch.size, lr, self.votes)
-                here.step, here.samples = here.step + 1, here.samples + batch.size
-                if shared and not math.isfinite(here.loss):
-                    raise self.diverged(here, lr, here.samples - batch.size)
-                self.noted(here.loss)
-                ending = self.ending(here, votes)
+                lr = self.schedule(position.samples)
+                position.loss, votes, shared = self.worker.step(
+                    batch.micro_batches, batch.size, lr, self.votes
+                )
+                position.step, position.samples = position.step + 1, position.samples + batch.size
+                if shared and not math.isfinite(position.loss):
+                    raise self.diverged(position, lr, position.samples - batch.size)
+                self.noted(position.loss)
+                ending = self.ending(position, votes)
                 test_loss = None
-                if ending == "finished" or self.milestone(here.samples, batch.size):
-                    test_loss = self.evaluate(here)
-                    if not (shared or math.isfinite(test_loss)):  # of this loss all workers know
-                        here.loss = test_loss
-                        raise self.diverged(here, lr, self.evaluated(here))
-                    ending = ending or self.ending(here, votes)
+                if ending == "finished" or self.milestone(position.samples, batch.size):
+                    test_loss = self.evaluate(position)
+                    if not (shared or math.isfinite(test_loss)):  # the test loss is the same at all workers
+                        position.loss = test_loss
+                        raise self.diverged(position, lr, self.evaluated(position))
+                    ending = ending or self.ending(position, votes)
                 if ending in ("finished", "target"):
                     self.worker.settle()
-                self.tell(here, batch.epoch, lr, test_loss)
+                self.tell(position, batch.epoch, lr, test_loss)
                 if ending is not None or votes.save:
                     with self.clock.phase("checkpoint"):
-                        self.save(here)
+                        self.save(position)
                     self.saved()
-                self.step_timer.stepped(here.samples)
+                self.step_timer.stepped(position.samples)
         return ending
 
-    def evaluate(self, here: Position) -> float:
-        """Note the metric on the whole test set, and whether it reaches the target; return the test loss."""
+    def evaluate(self, position: Position) -> float:
+        """Evaluate on the whole test set, enter the result into the position, and return the test loss."""
         seconds = self.clock.training_seconds
         with self.clock.phase("evaluation"), self.worker.whole():
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
-        self.judge(here, score, loss, seconds)
+        self.judge(position, score, loss, seconds)
         return loss

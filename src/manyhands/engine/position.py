@@ -1,4 +1,4 @@
-"""How far a run has come: what a checkpoint holds beside tensors."""
+"""How far a run has come: saved in every checkpoint, beside the tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from pydantic import ConfigDict, Field
 
 Ending = Literal["finished", "target", "interrupted"]
 
-
 Count = Annotated[int, Field(ge=0, le=2**53)]
-
-
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
@@ -32,4 +29,4 @@ class Position:
     target_seconds: Seconds | None = None
     target_steps: Count | None = None
     resumed: Count = 0
-    curve: list[dict[str, Any]] = field(default_factory=list)  # an Evaluation each
+    curve: list[dict[str, Any]] = field(default_factory=list)  # evaluations, as dumped by `Evaluation`

@@ -1,4 +1,4 @@
-"""A few steps of a run without its folder: to compare strategies tensor by tensor, and to measure speed."""
+"""A few steps without a run folder: to compare strategies tensor by tensor, and to measure speed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from manyhands.records.spec import RunSpec
 from manyhands.strategies.base import Votes
 from manyhands.tasks import find
 
-WARM_UP = 3  # steps that say nothing: memory is fetched, kernels are chosen
+WARM_UP = 3  # steps that do not count: memory is allocated, kernels are chosen
 
 
 class Probe(NamedTuple):
-    """What a few steps led to: whole tensors, each step's loss, and what makes models hard to compare."""
+    """The result of a few steps: tensors, losses, and how many modules make models hard to compare."""
 
     state: dict[str, Tensor]
     losses: list[float]
@@ -33,8 +33,8 @@ class Probe(NamedTuple):
 
 
 def probe(info: RankInfo, spec: RunSpec, steps: int) -> Probe | None:
-    """Make some steps with dropout switched off; rank 0 returns where they led."""
-    with _at_work(info, spec) as context:
+    """Make some steps without dropout; rank 0 returns the result."""
+    with _context(info, spec) as context:
         model = context.worker.model
         dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
         for module in dropouts:
@@ -49,14 +49,14 @@ def probe(info: RankInfo, spec: RunSpec, steps: int) -> Probe | None:
                 losses.append(context.worker.step(batch.micro_batches, batch.size, lr).loss)
                 context.position.step += 1
                 context.position.samples += batch.size
-        # on the host: whoever asked may have no such device, or another
+        # on the host, because the parent process may not have this device
         state = {n: tensor.detach().to("cpu", copy=True) for n, tensor in context.worker.state().items()}
         return Probe(state, losses, len(norms), len(dropouts)) if info.rank == 0 else None
 
 
 @contextmanager
-def _at_work(info: RankInfo, spec: RunSpec) -> Iterator[RankContext]:
-    """A station of a worker's own threads and random state; a task that calls sys.exit there is an error."""
+def _context(info: RankInfo, spec: RunSpec) -> Iterator[RankContext]:
+    """A rank context with its own threads and random state; a task that calls sys.exit is an error."""
     with (
         own_state(threads_of(spec, info), choose(spec.device, info.local_rank)),
         find.no_exit(spec.task),
@@ -66,16 +66,16 @@ def _at_work(info: RankInfo, spec: RunSpec) -> Iterator[RankContext]:
 
 
 def measure(info: RankInfo, spec: RunSpec, seconds: float) -> float | None:
-    """Samples a second, from the median step of about this much time; None if all were asked to stop.
+    """Samples per second, from the median step of about this many seconds.
 
-    Then rank 0 raises it.
+    If all ranks were asked to stop, rank 0 raises an InterruptedRunError and the others return None.
     """
     leads = info.rank == 0
-    with StopRequest() as stop, _at_work(info, spec) as context:
+    with StopRequest() as stop, _context(info, spec) as context:
         times: list[float] = []
 
         def asked() -> int | None:
-            # what the parent says may reach another rank first, and rank 0 could not name the signal
+            # the parent's request may reach another rank first, and then rank 0 could not name the signal
             return stop.signal or (info.channel.stop if leads else None)
 
         def votes() -> Votes:
@@ -83,13 +83,13 @@ def measure(info: RankInfo, spec: RunSpec, seconds: float) -> float | None:
             return Votes(stop=asked() is not None, over=over)
 
         context.begin()
-        context.clock.exact = False  # nobody asks for phases here, and waiting for a device takes time
+        context.clock.exact = False  # phases are not needed, and synchronizing a device takes time
         with closing(context.feed.read(0)) as reader:
             began = before = time.perf_counter()
             over = False
             while not over:
                 batch = next(reader)
-                # nothing is learned, so that no rate can make it diverge
+                # learning rate 0, so that nothing can diverge
                 step = context.worker.step(batch.micro_batches, batch.size, 0.0, votes)
                 if step.votes.stop:
                     if leads:
@@ -104,7 +104,7 @@ def measure(info: RankInfo, spec: RunSpec, seconds: float) -> float | None:
 
 
 def measure_each(info: RankInfo, specs: list[RunSpec], rounds: int, seconds: float) -> list[float] | None:
-    """The same for several specs, in turn, in one gang; the best of the rounds."""
+    """The best of several rounds for each of several specs, in turn, by the same workers."""
     best = [0.0] * len(specs)
     for _ in range(rounds):
         for number, spec in enumerate(specs):
@@ -116,7 +116,7 @@ def measure_each(info: RankInfo, specs: list[RunSpec], rounds: int, seconds: flo
 
 
 def interrupted(number: int) -> InterruptedRunError:
-    """What a signal during a measurement comes to."""
+    """The error for a signal during a measurement."""
     name = signal.Signals(number).name
     return InterruptedRunError(
         f"interrupted by {name} while speeds were measured, before the run began", number

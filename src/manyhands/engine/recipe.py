@@ -1,4 +1,4 @@
-"""The recipe of a resolved spec: the task's own numbers below what the user said."""
+"""The recipe of a resolved spec: the user's options over the task's defaults."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from manyhands.records.spec import RunSpec
 from manyhands.strategies import STRATEGIES
 from manyhands.tasks.base import Task
 
-# What a recipe takes from a task whatever its optimizer is; a task's rate was found with SGD.
+# Defaults of a task that hold for any optimizer; its learning rate was found with SGD.
 _COURSE = ("warmup", "decay", "milestones", "factor")
 
 
 def make_recipe(spec: RunSpec, task: Task) -> Recipe:
-    """The recipe of a resolved spec: the task's own numbers below what the user said."""
+    """The recipe of a resolved spec: the user's options over the task's defaults."""
     assert spec.recipe is not None
     builder, given = builder_of(spec.recipe), spec.recipe_options
     known = registry.options(builder)
@@ -36,7 +36,7 @@ def make_recipe(spec: RunSpec, task: Task) -> Recipe:
 def _without_momentum(
     known: dict[str, registry.Option], own: dict[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The task's numbers without momentum: a rate found with it moves as far as lr / (1 - momentum)."""
+    """The task's defaults without momentum: with it, a learning rate acts like lr / (1 - momentum)."""
     momentum = own.get("momentum", known["momentum"].default)
     plain = {**own, "momentum": 0.0}
     if "nesterov" in known:

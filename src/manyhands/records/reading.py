@@ -1,7 +1,7 @@
-"""What is read back from a run's or a study's folder: parsed against its schema, a sentence for each fault.
+"""Files of runs and studies, read and checked against their schemas; every fault is one sentence.
 
-The files may be damaged, or a stranger's. JSON is checked as a whole first (text, depth, numbers that fit),
-then field by field; whoever uses a record afterwards meets no value that this module has not let through.
+The files may be damaged, or come from a stranger. JSON is checked as a whole first (text, depth, size of
+numbers), then field by field. Other code can rely on every value that it gets from here.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from manyhands.core.atomic_files import open_regular, read_regular
 from manyhands.core.environment import Environment
 from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.records import renames
 from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.spec import RunSpec
 
-MOST = 100_000_000  # bytes of a file that is read whole; a record of a thousand ranks has a few million
-LONGEST = 1_000_000  # bytes of a line of steps.jsonl
-DEEPEST = 32  # lists and tables in each other
-STALEST = 1_000_000  # updates
+MAX_BYTES = 100_000_000  # of a file; a record of a thousand ranks has a few million
+MAX_LINE = 1_000_000  # bytes of a line of steps.jsonl
+MAX_DEPTH = 32  # of nested lists and objects
+MAX_STALENESS = 1_000_000  # updates
 _COUNTS = ("servers", "stages", "micro_batches")  # options of strategies that say how work is divided
 _SIGNED = ("loss", "metric", "best_metric", "target", "test_loss", "noise", "gradient", "spread")
 _OPEN = ("spec", "recipe", "choices")  # parts of a record with a schema of their own, or with none
-_BY_RANK = ("traffic", "hosts", "shares", "memory", "pace", "timeline")
+_BY_RANK = ("traffic", "hosts", "shares", "memory", "step_times", "timeline")
 
 Count = Annotated[int, Ge(0), Lt(2**63)]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class FaultError(ValueError):
-    """What is wrong with a file's content, in a few words."""
+    """What is wrong with the content of a file, in a few words."""
 
 
 def document(content: bytes) -> Any:
-    """JSON that holds nothing that plain JSON does not: no NaN, no number or depth beyond reason."""
+    """The value of a JSON text. NaN, very large numbers and deep nesting are refused."""
     try:
         found = json.loads(content.decode(), parse_constant=_no_number)
     except UnicodeDecodeError:
@@ -58,7 +59,7 @@ def document(content: bytes) -> Any:
 
 
 def table(content: bytes) -> dict[str, Any]:
-    """The same where it must be an object of JSON."""
+    """The same, where it must be a JSON object."""
     found = document(content)
     if not isinstance(found, dict):
         raise FaultError(f"it is {_kind(found)}, not an object")
@@ -66,12 +67,12 @@ def table(content: bytes) -> dict[str, Any]:
 
 
 def spec_bytes(path: Path) -> bytes:
-    """The bytes of spec.json, which are what is signed."""
+    """The bytes of spec.json: these are what is signed."""
     return _content(path, "holds no run")
 
 
 def spec(path: Path, content: bytes) -> RunSpec:
-    """spec.json."""
+    """The spec in spec.json."""
     try:
         fields = table(content)
     except FaultError as fault:
@@ -85,8 +86,8 @@ def spec(path: Path, content: bytes) -> RunSpec:
 
 
 def record(path: Path) -> RunRecord:
-    """result.json."""
-    found = _parsed(path, RunRecord, "is not a run's result")
+    """The record in result.json."""
+    found = _parsed(path, RunRecord, "is not a run's result", "record")
     try:
         _check_options(found.spec)
         _check_choices(found.choices)
@@ -97,15 +98,17 @@ def record(path: Path) -> RunRecord:
 
 
 def environment(path: Path) -> Environment:
-    """environment.json."""
+    """The environment in environment.json."""
     return _parsed(path, Environment, "does not describe an environment")
 
 
-def _parsed(path: Path, model: type[_Model], otherwise: str) -> _Model:
-    """An object of JSON as a model has it, or one sentence."""
+def _parsed(path: Path, model: type[_Model], otherwise: str, file: renames.File | None = None) -> _Model:
+    """The JSON object of a file as an instance of its model; a ManyhandsError says what is wrong with it."""
     content = _content(path)
     try:
-        table(content)
+        fields = table(content)
+        if file is not None and renames.update(file, fields):
+            content = json.dumps(fields).encode()
         return model.model_validate_json(content)
     except ValidationError as error:
         raise ManyhandsError(f"{path} {otherwise}: {_where(error)}") from None
@@ -114,7 +117,7 @@ def _parsed(path: Path, model: type[_Model], otherwise: str) -> _Model:
 
 
 def choices(path: Path) -> dict[str, Any]:
-    """choices.json."""
+    """The choices of a strategy in choices.json."""
     content = _content(path)
     try:
         found = table(content)
@@ -127,22 +130,24 @@ def choices(path: Path) -> dict[str, Any]:
 
 
 def steps(path: Path) -> Iterator[StepRecord]:
-    """The lines of steps.jsonl, up to where a crash, a power cut or somebody tore the file."""
+    """The lines of steps.jsonl, up to the first that is torn or damaged."""
     try:
         descriptor = open_regular(path)
     except OSError as error:
         raise _unreadable(path, error) from None
     with os.fdopen(descriptor, "rb") as file:
-        while (line := file.readline(LONGEST)).endswith(b"\n"):
+        while (line := file.readline(MAX_LINE)).endswith(b"\n"):
             try:
-                yield StepRecord.from_fields(table(line))
+                fields = table(line)
+                renames.update("step", fields)
+                yield StepRecord.from_fields(fields)
             except (FaultError, TypeError):
                 return
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """The lines of a study's journal, up to where a crash tore the last one."""
-    *lines, _ = _content(path, most=10 * MOST).split(b"\n")  # after the last: empty, or torn
+    """The lines of a study's journal, without a last one that a crash has torn."""
+    *lines, _ = _content(path, limit=10 * MAX_BYTES).split(b"\n")  # the rest is empty or torn
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -159,7 +164,7 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-# ---------------------------------------------------------------------- schemas of what has no model
+# ---------------------------------------------------------------------- schemas of files without a model
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -181,7 +186,7 @@ class _Choices(_Strict):
 
 
 def _inside(name: str) -> str:
-    """A run's folder is in the study's own: what is deleted there is deleted nowhere else."""
+    """Refuse a path that leads out of the study's folder: runs may be deleted there."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise ValueError(f"{name!r} is not the name of a folder")
     return name
@@ -248,11 +253,11 @@ _KINDS: dict[str, type[_Event]] = {
 
 # ---------------------------------------------------------------------- checks
 def _check(found: Any) -> None:
-    """Every value, without recursion."""
+    """Check every value, without recursion."""
     waiting = [(found, 1)]
     while waiting:
         value, depth = waiting.pop()
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise FaultError("it is nested too deeply")
         if isinstance(value, dict):
             waiting += [(each, depth + 1) for pair in value.items() for each in pair]
@@ -275,7 +280,7 @@ def _check_text(value: str) -> None:
 
 
 def _check_options(found: RunSpec) -> None:
-    """The options that tell how many ranks there are, which everybody asks a spec for."""
+    """Check the options that `RunSpec.ranks` depends on."""
     for name in _COUNTS:
         value = found.strategy_options.get(name)
         text = str(value)
@@ -294,7 +299,7 @@ def _check_choices(found: dict[str, Any]) -> None:
 
 
 def _check_record(found: RunRecord) -> None:
-    """Counts and times are neither negative nor endless; what is listed by rank has a place for each."""
+    """Counts and times are not negative and not infinite; lists by rank have an element for each rank."""
     for name, value in found.model_dump(exclude=set(_OPEN)).items():
         _check_numbers(name, value)
         if isinstance(value, float) and name not in _SIGNED and value < 0:
@@ -307,12 +312,12 @@ def _check_record(found: RunRecord) -> None:
             raise FaultError(f"{name}: it should be one for each of the {ranks} ranks")
     if any("bytes" not in operation for traffic in found.traffic for operation in traffic.values()):
         raise FaultError("traffic: an operation has no bytes")
-    if any(not 0 <= stale <= STALEST for stale in found.staleness):
+    if any(not 0 <= stale <= MAX_STALENESS for stale in found.staleness):
         raise FaultError("staleness: an update cannot be that stale")
 
 
 def _check_numbers(name: str, value: Any) -> None:
-    """A field's numbers, however deep they lie."""
+    """Check the numbers of a field, at any depth."""
     if isinstance(value, dict):
         for key, each in value.items():
             _check_numbers(key if key in _SIGNED else name, each)
@@ -324,13 +329,13 @@ def _check_numbers(name: str, value: Any) -> None:
 
 
 def _least(value: float) -> float:
-    """No count is below zero; a time may be: the tenth of a pace is extrapolated where steps are few."""
+    """No count is below zero, but a time may be: old versions extrapolated deciles of few steps."""
     return 0 if isinstance(value, int) else -(2**63)
 
 
-def _content(path: Path, without: str = "", most: int = MOST) -> bytes:
+def _content(path: Path, without: str = "", limit: int = MAX_BYTES) -> bytes:
     try:
-        return read_regular(path, most)
+        return read_regular(path, limit)
     except OSError as error:
         if without:
             reason = (error.strerror or str(error)).lower()

@@ -1,4 +1,4 @@
-"""StepRecord and RunRecord: what a run leaves behind, as plain data that is read without torch (law 8)."""
+"""StepRecord and RunRecord: the results of a run, as plain data that is read without torch (law 8)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class StepRecord:
     test_loss: float | None = None
     worker: int | None = None  # whose update it was, where they make them one by one
     staleness: int | None = None  # updates since its worker read the parameters; none: not yet applied
-    synchronized: bool = True  # false where a device ran free: phases are where the host was meanwhile
+    synchronized: bool = True  # false where a device ran ahead: phases are those of the host
 
     def to_json(self) -> str:
-        """One line. Written out by hand: `asdict` copies deeply and would be half of a step's overhead."""
+        """One line of JSON. By hand, because `asdict` copies deeply: half of the overhead of a step."""
         fields: dict[str, Any] = {
             "step": self.step,
             "epoch": self.epoch,
@@ -60,7 +60,7 @@ class StepRecord:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """What such a line holds; TypeError where it is something else."""
+        """A step from the fields of such a line; TypeError if they are not a step's."""
         if fields.get("loss", 0.0) is None:  # one worker's, between two averages
             fields = {**fields, "loss": math.nan}
         made = cls(**fields)
@@ -78,7 +78,7 @@ class StepRecord:
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has no infinity: what is no number is none."""
+    """None for what JSON has no number for: infinity and NaN."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -89,49 +89,49 @@ class WorkShare(BaseModel):
 
     samples: int = 0
     steps: int = 0
-    dropped: int = 0  # pieces that came too late for their round and were done again
+    dropped: int = 0  # leases that came too late for their round and were done again
 
 
 class Evaluation(BaseModel):
-    """One look at the test set: a point of a run's curves."""
+    """One evaluation on the test set: a point of a run's curves."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
     samples: int
     seconds: float  # training time
-    loss: float | None = None  # mean training loss since the evaluation before; none where it is no number
+    loss: float | None = None  # mean training loss since the evaluation before; None if it is not finite
     metric: float | None = None
     test_loss: float | None = None
-    noise: tuple[float, float] | None = None  # squared gradient, its spread: means since the one before
+    noise: tuple[float, float] | None = None  # squared gradient, its spread; means since the last
 
 
-class Pace(BaseModel):
-    """How long a rank's steps took in this sitting, without evaluation; the first ones are left out.
+class StepTimes(BaseModel):
+    """How long a rank's steps took in this session, without evaluation and without the first steps.
 
-    On a CPU every step is exact, and one and the same steps have a length and phases. A device that works by
-    itself runs free in most steps, whose lengths count, and is waited for at each change of phase in some,
-    whose phases count: these are a little longer.
+    On a CPU every step is timed phase by phase. An asynchronous device is synchronized at each change of
+    phase only in some steps. The phases are those of these steps, which take a little longer; the durations
+    are those of the other steps.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    steps: int  # that were counted
-    mean: float  # seconds; this and the next three of those that ran free, where there are any
-    low: float  # of ten steps one was quicker
+    steps: int  # that are counted
+    mean: float  # seconds; this and the next three of steps without synchronization, where there are any
+    low: float  # the first decile: one step of ten was faster
     median: float
-    high: float  # of ten steps one was slower
-    phases: dict[str, float]  # seconds of the mean synchronized step; they add up to it
-    synchronized_steps: int | None = None  # behind the phases: on a CPU all; none in records of 0.1.0 (all)
+    high: float  # the last decile: one step of ten was slower
+    phases: dict[str, float]  # seconds per synchronized step, on average
+    synchronized_steps: int | None = None  # on a CPU all steps; None in records of 0.1.0, meaning all
 
     @property
     def sampled(self) -> bool:
-        """Whether phases are those of some steps only."""
+        """Whether only some steps were synchronized."""
         return self.synchronized_steps is not None and self.synchronized_steps < self.steps
 
 
 class Noise(BaseModel):
-    """What gradients of smaller and larger batches say about their noise (McCandlish et al. 2018).
+    """The noise of gradients, estimated from smaller and larger batches (McCandlish et al. 2018).
 
     `gradient` and `spread` are means over steps of unbiased estimates of |G|^2 and tr(S): either may come out
     negative where there are too few steps.
@@ -147,7 +147,7 @@ class Noise(BaseModel):
 
     @property
     def scale(self) -> float | None:
-        """B_simple, the batch at which noise and signal are alike; none where it cannot be told."""
+        """B_simple, the batch at which noise and signal are equal; None if the estimates do not say."""
         return self.spread / self.gradient if self.gradient > 0 and self.spread > 0 else None
 
 
@@ -172,49 +172,49 @@ class RunRecord(BaseModel):
     epochs: float
     seconds: float  # wall clock from the first step, evaluation and checkpoints included
     training_seconds: float  # without them
-    samples_per_second: float  # samples a training second
-    loss: float | None  # of the last step; none where it is no number
+    samples_per_second: float  # of training time
+    loss: float | None  # of the last step; None if it is not finite
     metric_name: str
     metric: float | None
     best_metric: float | None
     target: float
-    target_samples: int | None  # when the metric was first as good as the target
+    target_samples: int | None  # when the metric first reached the target
     target_seconds: float | None
     target_steps: int | None = None
     curve: list[Evaluation] = []
-    phases: list[dict[str, float]]  # seconds by phase, a dict a rank; `phases_of` where steps ran free
-    # calls, bytes and seconds of training by operation, a dict for each rank: bytes of payload that it handed
-    # over or took, in one unit for every transport (transports/base.py); old ones count evaluations too
+    phases: list[dict[str, float]]  # seconds by phase, one dict per rank; see `phases_of`
+    # calls, bytes and seconds of training by operation, one dict per rank: payload bytes sent or received, in
+    # one unit for every transport (transports/base.py); old records count evaluations too
     traffic: list[dict[str, dict[str, float]]] = []
     hosts: list[str] = []  # by rank
-    shares: list[WorkShare] = []  # what each rank did, in this sitting
-    staleness: dict[int, int] = {}  # how many updates were that stale, in this sitting
-    lost: list[str] = []  # workers that were lost while the others went on
+    shares: list[WorkShare] = []  # what each rank did in this session
+    staleness: dict[int, int] = {}  # updates by staleness, in this session
+    lost: list[str] = []  # workers that were lost while the others continued
     peak_memory: int  # bytes, the largest rank
-    memory: list[int] = []  # of every rank, before the first checkpoint was put together
-    memory_of: Literal["host", "device"] = "host"  # whose: main memory, or what torch reserved on the GPU
-    host_memory: int | None = None  # bytes, the largest rank's main memory where the others are a GPU's
-    pace: list[Pace | None] = []  # of every rank; none where it made too few steps
-    steady_samples_per_second: float | None = None  # of this sitting, the first steps left out
-    timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; begins at 0
-    noise: Noise | None = None  # where it was asked for
-    choices: dict[str, Any] = {}  # what a strategy chose by itself, such as where the model is cut
-    resumed: int  # how often
+    memory: list[int] = []  # of every rank, before the first checkpoint
+    memory_of: Literal["host", "device"] = "host"  # main memory, or what torch reserved on the GPU
+    host_memory: int | None = None  # bytes of main memory, the largest rank, where `memory` is a GPU's
+    step_times: list[StepTimes | None] = []  # of every rank; None where it made too few steps
+    steady_samples_per_second: float | None = None  # in this session, without the first steps
+    timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; starts at 0
+    noise: Noise | None = None  # with --noise-scale
+    choices: dict[str, Any] = {}  # what a strategy chose by itself, such as the partition of the model
+    resumed: int  # how many times
     environment: Environment
     repeat: int = 0  # of a study that runs each cell several times
-    timed: bool = True  # whether it had the machine for itself, so that its times count
-    higher_is_better: bool | None = None  # of the metric; none in records that do not say
-    machine_noise: float | None = None  # how much slower than at its best the machine was around the run
+    timed: bool = True  # whether nothing else ran on the machine, so that its times count
+    higher_is_better: bool | None = None  # of the metric; None in old records
+    machine_noise: float | None = None  # how much slower than its best the machine was around the run
 
     @property
     def throughput(self) -> float:
-        """Samples a second once it is under way: what runs are compared by."""
+        """Samples per second without the first steps, if known: runs are compared by this."""
         return self.steady_samples_per_second or self.samples_per_second
 
     @property
-    def worker_pace(self) -> Pace | None:
+    def worker_step_times(self) -> StepTimes | None:
         """Of the first rank that trains and was not lost."""
-        return next((pace for pace in self.pace[self.spec.servers :] if pace), None)
+        return next((times for times in self.step_times[self.spec.servers :] if times), None)
 
     @property
     def worker_phases(self) -> dict[str, float]:
@@ -224,29 +224,29 @@ class RunRecord(BaseModel):
         return self.phases_of(next(ranks, 0))
 
     def phases_of(self, rank: int) -> dict[str, float]:
-        """Seconds by phase of a rank; where steps ran free, training is divided as in synchronized ones."""
-        phases, pace = self.phases[rank], self.pace[rank] if rank < len(self.pace) else None
-        if pace is None or not pace.sampled:
+        """Seconds by phase of a rank; where only some steps were synchronized, divided as in these."""
+        phases, times = self.phases[rank], self.step_times[rank] if rank < len(self.step_times) else None
+        if times is None or not times.sampled:
             return phases
-        training = sum(training_phases(phases).values()) / (sum(pace.phases.values()) or 1.0)
+        training = sum(training_phases(phases).values()) / (sum(times.phases.values()) or 1.0)
         aside = {name: phases[name] for name in ASIDE if name in phases}
-        return {**{name: seconds * training for name, seconds in pace.phases.items()}, **aside}
+        return {**{name: seconds * training for name, seconds in times.phases.items()}, **aside}
 
     @property
     def mean_staleness(self) -> float | None:
-        """Over all updates, where they have one."""
+        """The mean over all updates; None for synchronous strategies."""
         total = sum(self.staleness.values())
         return sum(stale * count for stale, count in self.staleness.items()) / total if total else None
 
     @property
     def reached(self) -> bool:
-        """Whether the target was reached at some evaluation."""
+        """Whether an evaluation reached the target."""
         return self.target_samples is not None
 
 
 @dataclass(frozen=True)
 class OneWorker:
-    """How fast one worker was the last time."""
+    """How fast one worker was in an earlier run."""
 
     samples_per_second: float
     threads: int
@@ -254,7 +254,7 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class Start:
-    """What is known of a run before its first step: the headline."""
+    """What is known of a run before its first step, for the headline."""
 
     run: str
     spec: RunSpec
@@ -267,7 +267,7 @@ class Start:
     device: str
     metric_name: str
     target: float
-    step: int  # 0, or where a resumed run goes on
+    step: int  # 0, or where a resumed run continues
     samples: int
     seconds: float  # training time so far
     one_worker: OneWorker | None = None

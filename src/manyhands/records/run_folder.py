@@ -1,4 +1,4 @@
-"""The run folder: where each part of a run is kept, who may write there, and what is read back."""
+"""The run folder: where each part of a run is kept, written and read back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -38,11 +38,11 @@ class RunFolder:
 
     @property
     def steps_file(self) -> Path:
-        """A line a step."""
+        """The journal: one line per step."""
         return self.path / "steps.jsonl"
 
-    def check_own(self) -> None:
-        """Refuse to go on where something that is written to leads elsewhere, or cannot be written."""
+    def check_links(self) -> None:
+        """Refuse to resume where a file or folder that a run writes to is a link or of another kind."""
         files = ["spec.json", "spec.sig", "result.json", "choices.json", "environment.json", "steps.jsonl"]
         logs = self.path / "logs"
         inside = sorted(logs.glob("*.log")) if logs.is_dir() and not logs.is_symlink() else []
@@ -56,42 +56,42 @@ class RunFolder:
                 raise UsageError(f"{path} is {kind}, and a run writes to its own folder only: remove it")
 
     def exists(self) -> bool:
-        """Whether there is a run here."""
+        """Whether the folder holds a run."""
         return (self.path / "spec.json").is_file()
 
     def spec(self) -> RunSpec:
-        """The spec of the run here."""
-        return self.known_spec()[0]
+        """The spec of the run."""
+        return self.spec_and_signature()[0]
 
-    def known_spec(self) -> tuple[RunSpec, bool]:
-        """The same, and whether this account has signed just these bytes."""
+    def spec_and_signature(self) -> tuple[RunSpec, bool]:
+        """The spec of the run, and whether this account has signed it."""
         path = self.path / "spec.json"
         content = reading.spec_bytes(path)
         return reading.spec(path, content), signing.is_signed(content, self.path / "spec.sig")
 
     def record(self) -> RunRecord | None:
-        """The result of the run here, or None while it has none."""
+        """The result of the run, or None while it has none."""
         path = self.path / "result.json"
         return reading.record(path) if os.path.lexists(path) else None
 
     def environment(self) -> Environment | None:
-        """What the run here was last started on."""
+        """The machine that the run was last started on."""
         path = self.path / "environment.json"
         return reading.environment(path) if os.path.lexists(path) else None
 
     def steps(self) -> list[StepRecord]:
-        """The steps of the run here, up to where a crash or a power cut tore the file."""
+        """The steps of the run, up to where a crash or a power cut has torn the file."""
         return list(reading.steps(self.steps_file)) if os.path.lexists(self.steps_file) else []
 
     def create(self) -> None:
-        """Make the folder of a new run."""
+        """Create the folder of a new run."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Write down what is run here, signed, so that this account may go on with it unasked."""
+        """Write the spec and its signature, so that this account can resume the run without --trust."""
         content = (spec.to_json() + "\n").encode()
         path, signature = self.path / "spec.json", self.path / "spec.sig"
         before = reading.spec_bytes(path) if path.is_file() else None
@@ -102,49 +102,48 @@ class RunFolder:
         write_atomically(path, content)
 
     def sign(self) -> None:
-        """Sign the spec that is here: its user trusts it."""
+        """Sign the spec in this folder: its user trusts it."""
         signatures = signing.signatures(reading.spec_bytes(self.path / "spec.json"))
         if signatures is not None:
             write_atomically(self.path / "spec.sig", signatures)
 
     def write_environment(self, environment: Environment) -> None:
-        """Write down what it runs on."""
+        """Write the description of the machine."""
         write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))
 
     def choices(self) -> dict[str, Any]:
-        """What a strategy chose by itself when the run was last started; nothing before that."""
+        """What a strategy chose by itself when the run was last started; empty before that."""
         path = self.path / "choices.json"
         return reading.choices(path) if os.path.lexists(path) else {}
 
     def write_choices(self, choices: Mapping[str, Any]) -> None:
-        """Keep them, if there are any, for when the run goes on."""
+        """Write the choices, if there are any, for a resumed run."""
         if choices:
             write_atomically(self.path / "choices.json", _pretty(json.dumps(choices)))
 
     def reopen(self, spec: RunSpec, environment: Environment) -> None:
-        """A sitting begins: what is run, on what; a result from before is none any more."""
+        """Begin a session: write the spec and the environment, delete the result of an earlier session."""
         self.write_spec(spec)
         self.write_environment(environment)
         (self.path / "result.json").unlink(missing_ok=True)
 
     def write_record(self, record: RunRecord) -> None:
-        """Write down what came of it."""
+        """Write the result."""
         write_atomically(self.path / "result.json", _pretty(record.model_dump_json()))
 
     def keep_steps(self, last: int) -> None:
-        """Cut the journal after a step: what a resumed run does again must not stand there twice."""
+        """Cut the journal after a step: a resumed run writes the steps that it repeats."""
         kept = [record.to_json() for record in self.steps() if record.step <= last]
         write_atomically(self.steps_file, "".join(f"{line}\n" for line in kept).encode())
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Hold the folder for one process; a second one is told who has it."""
+    def locked(self) -> Iterator[None]:
+        """Lock the folder for this process; a UsageError names the process that has it."""
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            path = (
-                path / ".lock"
-            )  # a stranger's may be a link to any file of ours: what is there is written over
+            path = path / ".lock"
+            # a stranger's folder may hold a link to any file of ours, and the lock is written to
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise cannot_write(path, error) from error
@@ -157,9 +156,9 @@ class RunFolder:
             lock.flush()
             yield
 
-    def vanish(self) -> None:
-        """Be gone, as claimed as it is, if nothing was written to it."""
-        with contextlib.suppress(OSError):  # it stays where somebody has put something into it
+    def remove_if_empty(self) -> None:
+        """Remove the locked folder, if nothing was written to it."""
+        with contextlib.suppress(OSError):  # it holds files: then it stays
             (self.path / ".lock").unlink()
             self.path.rmdir()
 

@@ -1,4 +1,4 @@
-"""Signatures under specs: whether this account has started the run in a folder; a file's owner is no proof.
+"""Signatures of specs: whether this account has started the run in a folder (a file's owner is no proof).
 
 A random key of the account's own lies in its configuration folder; a run's spec.json is signed with it
 (HMAC-SHA256 of its bytes). The signature is of the content: a folder that is moved or copied keeps it.
@@ -21,21 +21,21 @@ LENGTH = 32  # bytes of the key
 
 
 class NoKeyError(ManyhandsError):
-    """The account's key can be neither read nor made."""
+    """The account's key can be neither read nor created."""
 
 
 def key_path() -> Path:
     """`~/.config/manyhands/key`, or below XDG_CONFIG_HOME."""
-    told = os.environ.get("XDG_CONFIG_HOME", "")
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
     try:
-        base = Path(told) if Path(told).is_absolute() else Path.home() / ".config"
+        base = Path(configured) if Path(configured).is_absolute() else Path.home() / ".config"
     except RuntimeError:
         raise NoKeyError("this account has no home folder") from None
     return base / "manyhands" / "key"
 
 
 def why_not() -> str | None:
-    """Why nothing can be signed here; none where it can."""
+    """Why nothing can be signed; None if signing works."""
     try:
         _key()
     except NoKeyError as error:
@@ -44,9 +44,9 @@ def why_not() -> str | None:
 
 
 def signatures(content: bytes, before: bytes | None = None) -> bytes | None:
-    """A line for a spec, and one for what it replaces, so that a crash between two files breaks neither.
+    """A line for a spec, and one for the spec that it replaces: a crash between two files breaks neither.
 
-    None where nothing can be signed.
+    None if nothing can be signed.
     """
     try:
         key = _key()
@@ -57,7 +57,7 @@ def signatures(content: bytes, before: bytes | None = None) -> bytes | None:
 
 
 def is_signed(content: bytes, signature: Path) -> bool:
-    """Whether one of the lines of this file is this account's signature of the content."""
+    """Whether a line of this file is this account's signature of the content."""
     try:
         lines = read_regular(signature, most=1_000).decode("ascii", errors="replace").split()
         digest = _digest(_key(create=False), content)
@@ -81,7 +81,7 @@ def _key(*, create: bool = True) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """The key, if it is the account's own and nobody else's."""
+    """The key, if it belongs to this account only."""
     with os.fdopen(open_regular(path), "rb") as file:
         about = os.fstat(file.fileno())
         key = file.read(LENGTH + 1)
@@ -96,7 +96,7 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Make the key, whole from the first moment; of two processes that do, the first one's counts."""
+    """Create the key atomically; of two processes that do so, the first one wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
         raise NoKeyError(f"{path.parent} belongs to another account")

@@ -1,11 +1,10 @@
-"""What a study leaves behind: its journal and the records of its cells, read back without torch (law 8)."""
+"""The results of a study: its journal and the records of its cells, read without torch (law 8)."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,12 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 from manyhands.core import file_locks
 from manyhands.core.atomic_files import cannot_write, open_regular
 from manyhands.core.errors import UsageError
-from manyhands.records import reading
+from manyhands.records import reading, renames
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-
-_OLD_KEY = re.compile(r"-[0-9a-f]{8}(-\d+)?$")
 
 
 class Cell(NamedTuple):
@@ -28,7 +25,7 @@ class Cell(NamedTuple):
 
     spec: RunSpec
     repeat: int = 0
-    timed: bool = True  # it gets the machine for itself
+    timed: bool = True  # nothing else runs on the machine
 
     @property
     def key(self) -> str:
@@ -51,19 +48,19 @@ class Cell(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Cell:
-        """What `to_json` gave."""
+        """The cell that `to_json` wrote."""
         return cls(RunSpec.of(**fields["spec"]), fields["repeat"], fields["timed"])
 
 
 class Without(NamedTuple):
-    """A cell that has no record, and why."""
+    """A cell without a record, and why."""
 
     cell: Cell
     reason: str
 
 
 class Calibration(NamedTuple):
-    """How long a fixed piece of work took on all cores, at some moment between two cells."""
+    """How long a fixed computation took on all cores, between two cells."""
 
     at: str
     seconds: float
@@ -77,37 +74,39 @@ class Results:
     folder: Path
     name: str
     title: str
-    about: str = ""  # a sentence or two that the study's file says of itself
+    about: str = ""  # a sentence or two from the study's file
     claim: str | None = None  # which published claim it settles
-    price: float | None = None  # of a worker's hour
+    price: float | None = None  # per worker and hour
     currency: str = "$"
     command: list[str] = field(default_factory=list)
     records: list[RunRecord] = field(default_factory=list)
     failed: list[Without] = field(default_factory=list)
     excluded: list[Without] = field(default_factory=list)
-    left: list[Without] = field(default_factory=list)  # not run yet, or no time for them
-    repeated: list[RunRecord] = field(default_factory=list)  # taken under heavy noise, and taken again
+    left: list[Without] = field(default_factory=list)  # not run yet, or no time left
+    repeated: list[RunRecord] = field(default_factory=list)  # measured under heavy noise, and measured again
     calibrations: list[Calibration] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """`journal.jsonl` and a run's folder a cell; the report is drawn beside them."""
+    """`journal.jsonl`, and one run folder per cell; the report is drawn beside them."""
 
     path: Path
 
     @property
     def journal(self) -> Path:
-        """A line an event, only ever appended to."""
+        """One line per event; lines are only appended."""
         return self.path / "journal.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything in the journal, up to where a crash tore its last line."""
-        return _with_new_keys(reading.events(self.journal)) if os.path.lexists(self.journal) else []
+        """All events of the journal, without a last line that a crash has torn."""
+        if not os.path.lexists(self.journal):
+            return []
+        return renames.update_cell_keys(reading.events(self.journal), _new_keys)
 
     @contextmanager
     def writing(self) -> Iterator[JournalWriter]:
-        """Append to the journal; a second process is told that this one does."""
+        """Append to the journal; a second process gets a UsageError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -121,21 +120,21 @@ class StudyFolder:
             yield JournalWriter(self.journal, file)
 
     def read(self) -> Results:
-        """The study as it stands; any folder that holds runs is one, if a nameless one."""
+        """The study so far; a folder of runs without a journal is a study without a name."""
         events = self.events()
         if not any(event["event"] == "study" for event in events):
             return self._loose()
         return _Reader(self, events).results()
 
     def record(self, event: dict[str, Any], cell: Cell | None = None) -> RunRecord | None:
-        """The record that an event tells of, with what only the study knows; none where that is gone."""
+        """The record of an event, with what only the study knows; None if its folder is gone."""
         run = RunFolder(self.path / event["run"])
         record = run.record() if run.exists() else None
         if record is None:
             return None
         more: dict[str, Any] = {"run": str(run.path), "machine_noise": event.get("noise")}
         if cell is not None:
-            # a cell that was run beside others when its seconds did not count has no seconds now
+            # a cell that ran beside others, when its times did not count, has no times now
             more |= {"repeat": cell.repeat, "timed": cell.timed and event.get("timed", True)}
         return record.model_copy(update=more)
 
@@ -150,42 +149,29 @@ class StudyFolder:
             raise UsageError(f"there is no folder {self.path}")
         folders = [RunFolder(path) for path in sorted(self.path.iterdir()) if path.is_dir()]
         found = [(folder, folder.record()) for folder in folders if folder.exists()]
-        # where it lies now: what the file says may be long gone, or made up
+        # where it is now: the path in the file may be outdated or invented
         return [record.model_copy(update={"run": str(folder.path)}) for folder, record in found if record]
 
 
-def _with_new_keys(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events of version 0.1.0, whose ids had 8 digits, with the keys that their cells have now.
-
-    An old key means the cell of the sitting it was written in: another sitting's may begin with the same
-    digits and be another run.
-    """
-    if not any(_OLD_KEY.search(str(event.get("cell"))) for event in events):
-        return events  # making every cell only to know its key takes a while
-    keys: dict[str, str] = {}
-    renamed = []
-    for event in events:
-        if event["event"] == "study":
-            cells = [Cell.from_json(fields) for fields in event["cells"]]
-            keys = {cell.old_key: cell.key for cell in cells}
-        key = event.get("cell")
-        renamed.append({**event, "cell": keys[key]} if key in keys else event)
-    return renamed
+def _new_keys(event: dict[str, Any]) -> dict[str, str]:
+    """From the keys of version 0.1.0 to the current ones, for the cells of a `study` event."""
+    cells = [Cell.from_json(fields) for fields in event["cells"]]
+    return {cell.old_key: cell.key for cell in cells}
 
 
 class JournalWriter:
-    """Appends events, each whole and on the disk before the next thing happens."""
+    """Appends events; each is on the disk before `write` returns."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
         end = file.seek(0, os.SEEK_END)
         file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
-        if whole < end:  # what a crash tore is done again; it must not spoil the next line
-            file.truncate(whole)
+        complete = file.read().rfind(b"\n") + 1
+        if complete < end:  # a crash has torn the last line
+            file.truncate(complete)
 
     def write(self, event: str, **fields: Any) -> None:
-        """One line."""
+        """Append one event."""
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"event": event, "at": at, **fields}, separators=(",", ":")) + "\n"
         try:
@@ -197,13 +183,13 @@ class JournalWriter:
 
 
 class _Reader:
-    """Plays the journal back: what is known last about a cell counts."""
+    """Replays the journal: the last event of a cell counts."""
 
     def __init__(self, folder: StudyFolder, events: list[dict[str, Any]]) -> None:
         self._folder, self._events = folder, events
         self._study: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._over: str | None = None  # why the last sitting left cells
+        self._over: str | None = None  # why the last session left cells
         self._noisy: list[dict[str, Any]] = []
         self._calibrations: list[Calibration] = []
         for event in events:
@@ -238,8 +224,8 @@ class _Reader:
         counted = {event.get("run") for event in self._ended.values() if event["event"] == "finished"}
         noisy = [event for event in self._noisy if event["run"] not in counted]
         repeated = [record for event in noisy if (record := folder.record(event))]
-        known = ("name", "title", "about", "claim", "price", "currency", "command")
-        facts = {name: study[name] for name in known if study.get(name) is not None}
+        names = ("name", "title", "about", "claim", "price", "currency", "command")
+        facts = {name: study[name] for name in names if study.get(name) is not None}
         return Results(
             folder.path,
             **facts,

@@ -1,4 +1,4 @@
-"""Going on in a folder that may be anybody's: which file it imports, and whether its result is its own."""
+"""Resuming a folder that may come from a stranger: what it may import, whose its result is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 
 
-def vouch(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Callable[[str], None]) -> None:
-    """Say which task file a folder has us import; refuse it where the folder may be anybody's."""
+def check_trust(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Callable[[str], None]) -> None:
+    """Announce the task file that a folder makes us import; refuse it where the folder is not trusted."""
     if stored.task_file is None:
         return
     file = stored.task_file.absolute()
@@ -30,14 +30,14 @@ def vouch(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Callable[[s
     notice(f"importing {file}, the task file of {folder.path}")
 
 
-def say_if_unsigned(spec: RunSpec, notice: Callable[[str], None]) -> None:
-    """Tell that the account has no key, where the next sitting will ask for it."""
+def warn_if_unsigned(spec: RunSpec, notice: Callable[[str], None]) -> None:
+    """Notify that the account has no key, where resuming will need it."""
     if spec.task_file is not None and (reason := signing.why_not()):
         notice(f"{reason}; so the run cannot be signed, and to go on with it will take --trust")
 
 
-def result_of(folder: RunFolder, before: RunSpec, notice: Callable[[str], None]) -> RunRecord | None:
-    """The result of the run that goes on; one that is damaged, or another run's, is none."""
+def own_result(folder: RunFolder, before: RunSpec, notice: Callable[[str], None]) -> RunRecord | None:
+    """The result of a run that is resumed; None if it is damaged or belongs to another run."""
     try:
         record = folder.record()
     except ManyhandsError as error:

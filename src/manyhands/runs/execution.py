@@ -18,7 +18,7 @@ from manyhands.records import baseline
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-from manyhands.records.trust import result_of, say_if_unsigned
+from manyhands.records.trust import own_result, warn_if_unsigned
 from manyhands.runs.folders import RUNS
 from manyhands.strategies import options
 from manyhands.transports.shm import leftovers
@@ -47,30 +47,30 @@ def execute(
     """Run a (resolved) spec in this folder, or go on with what is there, and return the record."""
     from manyhands.engine.job import Job
 
-    notice = callbacks.notice
+    notice = callbacks.on_notice
     with ExitStack() as stack:
         new = not folder.path.exists()
-        stack.enter_context(folder.claimed())
+        stack.enter_context(folder.locked())
         stack.enter_context(callbacks)  # closed while the folder is held: a tracker may write there
         accept = frozenset[str]()
         try:
             spec = _with_micro_batches(spec, folder.spec() if resume else None, notice)
         except BaseException:  # such as Ctrl-C: a folder without a run would be in the way of the next one
             if new:
-                folder.vanish()
+                folder.remove_if_empty()
             raise
         if resume:
-            folder.check_own()
+            folder.check_links()
             before = folder.spec()
             if (changes := before.differences(spec)) and not allow_changes:
                 raise UsageError(
                     f"{folder.path} was started with other settings ({'; '.join(changes)}); "
                     "go on all the same with --allow-changes"
                 )
-            record = result_of(folder, before, notice)
+            record = own_result(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
                 notice(f"{folder.path} is already finished")
-                callbacks.ended(record)
+                callbacks.on_end(record)
                 return record
             if moves := before.moves(spec):
                 notice(f"going on with {', '.join(moves)}: the same samples in the same order")
@@ -80,7 +80,7 @@ def execute(
         else:
             folder.create()
             folder.write_spec(spec)
-        say_if_unsigned(spec, notice)
+        warn_if_unsigned(spec, notice)
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)
@@ -128,7 +128,7 @@ def _launch(
             if attempt == spec.restarts:
                 raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
             again = f"starting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
-            callbacks.notice(f"{error}\n{again}")
+            callbacks.on_warning(f"{error}\n{again}")
         except ManyhandsError:
             raise
         except Exception as error:
@@ -147,10 +147,10 @@ def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallback
     """
     survives = spec.traits.asynchronous and TRANSPORTS[spec.transport].shared_memory and not spec.strict
     if not survives:
-        return Supervision(callbacks.hear, callbacks.notice, folder.path / "logs", spec.timeout)
+        return Supervision(callbacks.receive, callbacks.on_warning, folder.path / "logs", spec.timeout)
     return Supervision(
-        callbacks.hear,
-        callbacks.notice,
+        callbacks.receive,
+        callbacks.on_warning,
         folder.path / "logs",
         spec.timeout,
         spare=frozenset(range(max(1, spec.servers), spec.ranks)),

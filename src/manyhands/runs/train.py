@@ -14,7 +14,7 @@ from manyhands.core.registry import launchers, strategies
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-from manyhands.records.trust import vouch
+from manyhands.records.trust import check_trust
 from manyhands.runs import folders
 from manyhands.runs.checks import check, check_system
 from manyhands.runs.defaults import arrange, joins, leads, rearrange
@@ -55,7 +55,7 @@ def train(
                 Path(task), settings, allow_changes=allow_changes, trust=trust, callbacks=background
             )
         if settings.get("workers") == AUTO:
-            spec = _fastest(task, settings, background.notice)
+            spec = _fastest(task, settings, background.on_notice)
         else:
             spec = RunSpec.of(task=task, **arrange(settings))
         folder = Path(out) if out else None
@@ -86,7 +86,7 @@ def run(
     folder = RunFolder(folders.choose(spec, out, resume))
     with BackgroundCallbacks.of(callbacks) as background:
         if resume and out is None and not folder.exists():
-            background.notice(
+            background.on_notice(
                 f"{folders.RUNS} has no run of just these settings to resume: starting {folder.path}"
             )
         return execute(spec, launcher, folder, resume and folder.exists(), allow_changes, background)
@@ -102,7 +102,7 @@ def resume_folder(
 ) -> RunRecord:
     """Continue the run in a folder; settings that are given and differ are changes."""
     folder = RunFolder(usable(path))
-    stored, signed = folder.known_spec()
+    stored, signed = folder.spec_and_signature()
     if settings.get("workers") == AUTO:
         raise UsageError(
             f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
@@ -114,7 +114,7 @@ def resume_folder(
     check(spec)
     with BackgroundCallbacks.of(callbacks) as background:
         if leads():
-            vouch(folder, stored, signed or trust, background.notice)
+            check_trust(folder, stored, signed or trust, background.on_notice)
         launcher = launcher_of(spec)
         if not launcher.leads and spec.task_file is not None:  # rank 0 decides whether it is imported
             return follow(spec, launcher)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from manyhands.callbacks.background import aloud, reason_of
+from manyhands.callbacks.background import reason_of
 from manyhands.callbacks.base import Callback
+from manyhands.callbacks.log import CALLBACKS
 from manyhands.study.execute import StudyView
 from manyhands.study.study_state import CellState, StudyState
 
@@ -57,4 +58,5 @@ class Guarded:
             what(view)
         except Exception as error:  # noqa: BLE001 (whatever it is, the study goes on)
             self._view = None
-            aloud(f"the study's table was switched off: {reason_of(error)}; the study goes on without it")
+            reason = reason_of(error)
+            CALLBACKS.warning("the study's table was switched off: %s; the study goes on without it", reason)

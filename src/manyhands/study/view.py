@@ -15,7 +15,7 @@ from rich.text import Text
 from manyhands.callbacks.base import Callback
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
-from manyhands.records.record import RunRecord, Start, StepRecord
+from manyhands.records.record import Start, StepRecord
 from manyhands.records.study_results import Without
 from manyhands.study import estimate, table
 from manyhands.study.execute import StudyView
@@ -212,12 +212,12 @@ class _Watcher(Callback):
         self._start: Start | None = None
         self._noted = 0.0
 
-    def started(self, start: Start) -> None:
+    def on_start(self, start: Start) -> None:
         """Where it begins."""
         self._start = start
         self._note("starting")
 
-    def stepped(self, step: StepRecord) -> None:
+    def on_step(self, step: StepRecord) -> None:
         """Now and then, how far it is."""
         start, now = self._start, time.monotonic()
         if start is None or now - self._noted < REFRESH:
@@ -228,15 +228,8 @@ class _Watcher(Callback):
         share = formatting.percent(min(1.0, step.samples / max(1, start.horizon)))
         self._note(f"{share}  loss {step.loss:.4f}  {formatting.rate(rate, unit)}")
 
-    def ended(self, record: RunRecord) -> None:
-        """The study says it."""
-
-    def notice(self, text: str) -> None:
-        """Passed on."""
+    def on_notice(self, text: str) -> None:
         self._say(text)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def headline(sheet: StudyState, folder: Path) -> str:

@@ -1,6 +1,6 @@
-"""Damage at random: what a disk, a crash or a stranger may make of a run's folder, or of a study's file.
+"""Random damage, as a disk, a crash or a stranger may do it to a run's folder or a study's file.
 
-Every choice is drawn from a generator that the caller seeds, so that what was found is found again.
+Every choice is drawn from a generator that the caller seeds, so that each case can be repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LITERALS = (
 
 
 def damaged_bytes(content: bytes, drawn: random.Random) -> bytes:
-    """The same with some bytes flipped, lost, repeated or put in."""
+    """The content with some bytes flipped, lost, repeated or inserted."""
     at, other = sorted(drawn.randrange(len(content) + 1) for _ in range(2))
     kind = drawn.randrange(6)
     if kind == 0:
@@ -52,18 +52,18 @@ def damaged_bytes(content: bytes, drawn: random.Random) -> bytes:
 
 
 def damaged_json(value: Any, drawn: random.Random) -> Any:
-    """The same structure with a value, or a few, exchanged, lost, renamed, moved or nested."""
+    """The value with one or a few inner values replaced, lost, renamed, moved or nested."""
     value = copy.deepcopy(value)
     for _ in range(drawn.choice((1, 1, 1, 2, 5))):
         holder = [value]
-        places = list(_places(holder, drawn))
-        parent, key = drawn.choice(places)
-        _damage_place(parent, key, [place[0][place[1]] for place in places], drawn)
+        slots = list(_slots(holder, drawn))
+        parent, key = drawn.choice(slots)
+        _damage_value(parent, key, [slot[0][slot[1]] for slot in slots], drawn)
         value = holder[0] if holder else None
     return value
 
 
-def _damage_place(parent: Any, key: Any, others: list[Any], drawn: random.Random) -> None:
+def _damage_value(parent: Any, key: Any, others: list[Any], drawn: random.Random) -> None:
     kind = drawn.randrange(8)
     if kind == 0:
         del parent[key]
@@ -80,20 +80,20 @@ def _damage_place(parent: Any, key: Any, others: list[Any], drawn: random.Random
         parent[key] = copy.deepcopy(drawn.choice(drawn.choice((NUMBERS, TEXTS, OTHERS))))
 
 
-def _places(value: Any, drawn: random.Random, depth: int = 0) -> list[tuple[Any, Any]]:
-    """Where values are, of long lists only some."""
+def _slots(value: Any, drawn: random.Random, depth: int = 0) -> list[tuple[Any, Any]]:
+    """The containers and keys of all values; of long lists only some."""
     if depth > 20 or not isinstance(value, dict | list):
         return []
     keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
     keys = drawn.sample(keys, 40) if len(keys) > 40 else keys
     found = [(value, key) for key in keys]
-    return found + [place for key in keys for place in _places(value[key], drawn, depth + 1)]
+    return found + [slot for key in keys for slot in _slots(value[key], drawn, depth + 1)]
 
 
 def damage_folder(folder: Path, outside: Path, drawn: random.Random) -> str:
-    """Damage some file of a folder; `outside` holds files that nobody may touch. Says what was done."""
+    """Damage files of a folder, and return what was done; `outside` holds files that must not change."""
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    said = []
+    done = []
     for _ in range(drawn.choice((1, 1, 1, 2, 3))):
         name = drawn.choice([each for each in names if each.suffix in (".json", ".jsonl")] * 3 + names)
         kinds = (_bytes, _json, _json, _json, _link, _pipe, _directory, _missing, _hole, _swapped)
@@ -101,8 +101,8 @@ def damage_folder(folder: Path, outside: Path, drawn: random.Random) -> str:
         if path.parent.is_symlink() or not path.parent.is_dir():  # damaged before
             continue
         kind(path, outside, drawn)
-        said.append(f"{kind.__name__[1:]} {name}")
-    return ", ".join(said)
+        done.append(f"{kind.__name__[1:]} {name}")
+    return ", ".join(done)
 
 
 def _bytes(path: Path, outside: Path, drawn: random.Random) -> None:
@@ -111,7 +111,7 @@ def _bytes(path: Path, outside: Path, drawn: random.Random) -> None:
 
 
 def _json(path: Path, outside: Path, drawn: random.Random) -> None:
-    """A document, or one of the lines, with another structure."""
+    """Change the structure of a document, or of one of the lines."""
     if not _is_plain(path) or path.suffix not in (".json", ".jsonl"):
         return
     lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
@@ -126,7 +126,7 @@ def _json(path: Path, outside: Path, drawn: random.Random) -> None:
 
 
 def _is_plain(path: Path) -> bool:
-    """A file that can be read and written: no link, pipe or hole that an earlier damage has left."""
+    """Whether a file can be read and written: not a link, pipe or hole that an earlier damage has left."""
     return path.is_file() and not path.is_symlink() and path.stat().st_size < 10**7
 
 
@@ -168,21 +168,21 @@ def _missing(path: Path, outside: Path, drawn: random.Random) -> None:
 
 
 def _hole(path: Path, outside: Path, drawn: random.Random) -> None:
-    """Larger than any memory, and takes no room."""
+    """A sparse file, larger than any memory."""
     _replaced(path)
     path.touch()
     os.truncate(path, drawn.choice((1, 10**6, 10**12)))
 
 
 def _swapped(path: Path, outside: Path, drawn: random.Random) -> None:
-    """Another file's content."""
+    """Replace the content by that of another file."""
     others = sorted(each for each in path.parent.iterdir() if _is_plain(each))
     if others and (_is_plain(path) or not os.path.lexists(path)):
         path.write_bytes(drawn.choice(others).read_bytes())
 
 
 def damage_checkpoint(path: Path, drawn: random.Random) -> str:
-    """A checkpoint with other tensors or another state, and a checksum that is right all the same."""
+    """Change tensors or state of a checkpoint, with a correct checksum; return what was done."""
     import safetensors
     import torch
 
@@ -214,7 +214,7 @@ def damage_checkpoint(path: Path, drawn: random.Random) -> str:
 
 
 def damaged_study(text: str, drawn: random.Random) -> bytes:
-    """A study's file with some lines changed, lost, repeated, moved or put in; or with other bytes."""
+    """A study's file with some lines changed, lost, repeated, moved or inserted, or with other bytes."""
     lines = text.splitlines()
     for _ in range(drawn.choice((1, 1, 2, 4))):
         at = drawn.randrange(len(lines)) if lines else 0

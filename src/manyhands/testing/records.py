@@ -1,4 +1,4 @@
-"""Records made up for tests of analyses and reports: plausible where nothing is said, exact where it is."""
+"""Made-up records for tests of analyses and reports: plausible values where a test gives none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from manyhands.core.environment import Environment
 from manyhands.core.registry.launchers import LOCAL
 from manyhands.core.registry.strategies import ONE_WORKER, STRATEGIES
 from manyhands.core.registry.transports import ONE_HOST
-from manyhands.records.record import Evaluation, Pace, RunRecord
+from manyhands.records.record import Evaluation, RunRecord, StepTimes
 from manyhands.records.spec import RunSpec
 
 ENVIRONMENT = Environment(
@@ -40,7 +40,7 @@ def record(
     cores: int = 2,
     **fields: Any,
 ) -> RunRecord:
-    """A finished run of `mnist-mlp` at this rate that reached its target after so many steps (or never).
+    """A finished run of `mnist-mlp` at this rate, with its target after `steps_to_target` (or never).
 
     `phases` are seconds of its mean step by phase. Fields of RunSpec (`strategy`, `workers`, `batch`, ...)
     and of RunRecord (`memory`, `staleness`, ...) are taken by name.
@@ -61,7 +61,7 @@ def record(
     if phases is None:
         phases = {name: share * step for name, share in STEP.items()}
     score = metric if metric is not None else (0.977 if reached else 0.9)
-    counted = Pace(steps=steps, mean=step, low=step * 0.95, median=step, high=step * 1.1, phases=phases)
+    counted = StepTimes(steps=steps, mean=step, low=step * 0.95, median=step, high=step * 1.1, phases=phases)
     points = [
         Evaluation(
             step=at,
@@ -105,7 +105,7 @@ def record(
         if ranks > 1
         else [{}],
         "hosts": ["here"] * ranks,
-        "pace": [counted] * ranks,
+        "step_times": [counted] * ranks,
         "steady_samples_per_second": rate,
         "peak_memory": 400_000_000,
         "memory": [400_000_000] * ranks,

@@ -133,26 +133,13 @@ class Scripted(TransportWrapper):
 
 @final
 class ScriptJournal(Callback):
-    """An observer that keeps the steps."""
+    """A callback that keeps the steps."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
 
-    def started(self, start: object) -> None:
-        """Nothing."""
-
-    def stepped(self, step: StepRecord) -> None:
-        """Kept."""
+    def on_step(self, step: StepRecord) -> None:
         self.steps.append(step)
-
-    def ended(self, record: object) -> None:
-        """Nothing."""
-
-    def notice(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 class Played:

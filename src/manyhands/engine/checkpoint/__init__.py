@@ -1,1 +1,1 @@
-"""Checkpoints: how they are stored, what of them is checked, and how a run resumes from one."""
+"""Checkpoints: how they are stored, how they are checked, and how a run resumes from one."""

@@ -1,8 +1,8 @@
-"""Going on: rank 0 chooses and checks the checkpoint, and every rank has that very one before a step.
+"""Resuming: rank 0 chooses and checks a checkpoint, and every rank gets the same one before a step.
 
-Ranks may see other files than rank 0 does: a folder that is not shared, one that lags behind, a file that
-only some may read. So the others read nothing. What rank 0 has chosen travels to them over the transport, all
-compare what they hold, and nothing is written before all have loaded it.
+Ranks may see other files than rank 0: a folder that is not shared or lags behind, a file that only some may
+read. So the other ranks read nothing. Rank 0 broadcasts what it has chosen, all ranks compare what they have
+got, and nothing is written before all have loaded it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def choose(
     accept: frozenset[str],
     say: Callable[[str], None],
 ) -> Checkpoint | None:
-    """The newest good checkpoint by rank 0's files, at every rank; None where rank 0 has none."""
+    """The newest good checkpoint among rank 0's files, at every rank; None if rank 0 has none."""
     mine = None
     if context.info.rank == 0:
         converts = getattr(torch, folder.spec().dtype) if accept else None
-        # a run whose settings were changed may have come further than the new ones say
+        # a run whose settings were changed may be longer than the new settings say
         limit = None if accept else context.horizon + context.feed.order.batch
         mine = checkpoints.latest(say, accept, lambda saved: _checked(saved, context, converts, limit, say))
     return agree(context.info, context.transport, mine)
 
 
 def agree(info: RankInfo, transport: Transport, mine: Checkpoint | None) -> Checkpoint | None:
-    """Rank 0's checkpoint, at every rank; that they are the same is compared, not believed."""
+    """Rank 0's checkpoint, at every rank; all ranks compare its step and checksum."""
     if info.size == 1:
         return mine
     offered: tuple[int, str] | None = info.channel.exchange(_mark(mine))[0]
@@ -54,7 +54,7 @@ def agree(info: RankInfo, transport: Transport, mine: Checkpoint | None) -> Chec
     )
     got = mine or Checkpoint(tensors, json.loads(text))
     for rank, mark in enumerate(info.channel.exchange(_mark(got))):
-        if mark is not None and mark != offered:  # None: it is gone
+        if mark is not None and mark != offered:  # None: the rank is lost
             raise CheckpointError(
                 f"worker {rank} ({info.hosts[rank]}) got another checkpoint than worker 0 sent: step "
                 f"{mark[0]:,} ({mark[1]}) instead of step {offered[0]:,} ({offered[1]}); try again"
@@ -63,16 +63,16 @@ def agree(info: RankInfo, transport: Transport, mine: Checkpoint | None) -> Chec
 
 
 def all_loaded(info: RankInfo, step: int) -> None:
-    """Return when every rank has loaded what was agreed on: until then nothing is written."""
+    """Wait until every rank has loaded the checkpoint; nothing is written before."""
     if info.size > 1:
         info.channel.exchange(step)
 
 
-def restore_generators(saved: Checkpoint, numbers: SavedState, context: RankContext) -> None:
-    """This rank's own where the checkpoint has them; a rank that it does not know begins anew."""
+def restore_generators(saved: Checkpoint, state: SavedState, context: RankContext) -> None:
+    """Restore this rank's random generators; seed them anew if the checkpoint has none for this rank."""
     rank, hardware = context.info.rank, context.hardware
-    if rank >= len(numbers.random):
-        seed(key(context.spec.seed, rank, numbers.position.step), hardware)
+    if rank >= len(state.random):
+        seed(key(context.spec.seed, rank, state.position.step), hardware)
         return
     mark = random_name("random/", rank)
     own = {
@@ -80,16 +80,16 @@ def restore_generators(saved: Checkpoint, numbers: SavedState, context: RankCont
         for name, tensor in saved.tensors.items()
         if name.startswith(mark)
     }
-    restore_random_state(own, numbers.random[rank].model_dump(), hardware)
+    restore_random_state(own, state.random[rank].model_dump(), hardware)
 
 
 def random_name(name: str, rank: int) -> str:
-    """Rank 0's keep their names, so that any strategy's checkpoint is like one worker's."""
+    """The name of a rank's generator; rank 0's is unchanged, as in a checkpoint of one worker."""
     return name if rank == 0 else name.replace("random/", f"random/{rank}/", 1)
 
 
 def how_to_go_on(folder: RunFolder) -> str:
-    """What a user can do after a run ended before its end."""
+    """What a user can do after a run has ended early."""
     steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(folder.checkpoints, "").paths()]
     command = f"manyhands train --resume {folder.path}"
     if steps:
@@ -98,7 +98,7 @@ def how_to_go_on(folder: RunFolder) -> str:
 
 
 def _mark(saved: Checkpoint | None) -> tuple[int, str] | None:
-    """By which two checkpoints are told apart."""
+    """The step and the checksum, by which checkpoints are compared."""
     return (saved.state["position"]["step"], saved.checksum) if saved else None
 
 
@@ -109,17 +109,17 @@ def _checked(
     limit: int | None,
     say: Callable[[str], None],
 ) -> Checkpoint:
-    """A checkpoint of which every number and every tensor is as this run would have written it."""
-    numbers = read(saved.state, limit)
-    ranks = len(numbers.random)
+    """The checkpoint, if every number and every tensor is as this run would have written it."""
+    state = read(saved.state, limit)
+    ranks = len(state.random)
     check_generators(saved.tensors, ranks)
-    before, now = numbers.optimizer, context.recipe.optimizer
+    before, now = state.optimizer, context.recipe.optimizer
     tensors = saved.tensors if before == now else without_optimizer(saved.tensors)
     checking = Checking(context.worker.model, context.recipe, ranks, converts)
     tensors = checking.check(tensors)
     if before != now:
-        say(f"the optimizer was {before} and is {now}: it begins without memory")
+        say(f"the optimizer was {before} and is {now}: it starts without state")
     if checking.converted:
         had, has = str(converts).removeprefix("torch."), context.spec.dtype
-        say(f"the checkpoint is in {had}: its model and its optimizer's state go on in {has}")
+        say(f"the checkpoint is in {had}: its model and optimizer state are converted to {has}")
     return Checkpoint(tensors, saved.state)

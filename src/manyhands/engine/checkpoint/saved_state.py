@@ -1,4 +1,4 @@
-"""The plain numbers of a checkpoint, read against their schema, before anybody uses one of them."""
+"""The plain state of a checkpoint, checked against its schema before it is used."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from manyhands.engine.position import Position, Seconds
 from manyhands.recipes.base import OptimizerName
 from manyhands.records.record import Evaluation
 
-MOST_RANKS = 2**16
+MAX_RANKS = 2**16
 _WORDS = 624  # of a Mersenne twister
 _RANDOM = re.compile(r"random/(?:(0|[1-9][0-9]{0,5})/)?(torch|cuda(?:/[0-9]{1,4})?)")
 
 
 def _numpy(state: list[Any]) -> list[Any]:
-    """As numpy's legacy generator takes it; numpy itself does not look where in its words it would read."""
+    """Check a state of numpy's legacy generator; numpy itself does not check the position."""
     kind, words, position, has_gauss, gauss = state
-    whole = all(type(each) is int for each in (*words, position, has_gauss))
-    if kind != "MT19937" or not whole or len(words) != _WORDS or not 0 <= position <= _WORDS:
+    integers = all(type(each) is int for each in (*words, position, has_gauss))
+    if kind != "MT19937" or not integers or len(words) != _WORDS or not 0 <= position <= _WORDS:
         raise ValueError("is not a state of numpy's generator")
     if not all(0 <= word < 2**32 for word in words) or not math.isfinite(gauss):
         raise ValueError("is not a state of numpy's generator")
@@ -38,12 +38,12 @@ def _numpy(state: list[Any]) -> list[Any]:
 
 def _python(state: list[Any]) -> list[Any]:
     version, words, gauss = state
-    random.Random().setstate((version, tuple(words), gauss))  # it looks at everything
+    random.Random().setstate((version, tuple(words), gauss))  # it checks everything
     return state
 
 
 class Generators(BaseModel):
-    """Where numpy's and Python's generators were; torch's are tensors."""
+    """The states of numpy's and Python's generators; torch's are tensors."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -60,13 +60,13 @@ class Generators(BaseModel):
 
 
 class SavedState(BaseModel):
-    """What stands beside the tensors."""
+    """What a checkpoint holds beside the tensors."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     position: Position
     clock: Annotated[dict[Annotated[str, Field(pattern="^[a-z_]{1,32}$")], Seconds], Field(max_length=64)]
-    random: Annotated[list[Generators], Field(min_length=1, max_length=MOST_RANKS)]  # by rank
+    random: Annotated[list[Generators], Field(min_length=1, max_length=MAX_RANKS)]  # by rank
     optimizer: OptimizerName
 
     @field_validator("position")
@@ -82,7 +82,7 @@ class SavedState(BaseModel):
 
 
 def read(state: Mapping[str, Any], limit: int | None = None) -> SavedState:
-    """The numbers of a run that may have come so many samples far, or one sentence about what is wrong."""
+    """The state, if it fits a run of at most `limit` samples; a MismatchError says what is wrong."""
     try:
         found = SavedState.model_validate_json(json.dumps(state))
     except ValidationError as error:
@@ -100,8 +100,8 @@ def read(state: Mapping[str, Any], limit: int | None = None) -> SavedState:
 
 
 def check_generators(tensors: Mapping[str, Tensor], ranks: int) -> None:
-    """Torch's generators of so many ranks, each with a state that it takes."""
-    known: set[int] = set()
+    """Check the states of torch's generators for this number of ranks."""
+    found: set[int] = set()
     for name, tensor in tensors.items():
         if not name.startswith("random/"):
             continue
@@ -111,8 +111,8 @@ def check_generators(tensors: Mapping[str, Tensor], ranks: int) -> None:
         if not (_is_torch_state(tensor) if parts[2] == "torch" else _is_device_state(tensor)):
             raise MismatchError(f"the checkpoint's random state is wrong: {name[:80]} is not a generator's")
         if parts[2] == "torch":
-            known.add(int(parts[1] or 0))
-    if missing := set(range(ranks)) - known:
+            found.add(int(parts[1] or 0))
+    if missing := set(range(ranks)) - found:
         raise MismatchError(f"the checkpoint's random state is wrong: worker {min(missing)} has none")
 
 
@@ -120,30 +120,30 @@ def _is_torch_state(tensor: Tensor) -> bool:
     if tensor.dtype != torch.uint8 or tensor.shape != torch.get_rng_state().shape:
         return False
     try:
-        torch.Generator().set_state(tensor)  # which looks at what is in it
+        torch.Generator().set_state(tensor)  # it checks the content
     except RuntimeError:
         return False
     return True
 
 
 def _is_device_state(tensor: Tensor) -> bool:
-    """A seed and an offset; where there is no such device, nobody can try it."""
+    """A seed and an offset; it cannot be tried where there is no such device."""
     return tensor.dtype == torch.uint8 and tensor.shape == (16,)
 
 
-def _check_position(here: Position) -> None:
-    """Numbers that can stand beside each other."""
-    if (here.step == 0) != (here.samples == 0) or here.step > 2 * here.samples:
-        # an update has a sample of its own, or is the rest of one that had
-        raise ValueError(f"{here.step} steps cannot have used {here.samples} samples")
-    if (here.target_samples or 0) > here.samples or (here.target_steps or 0) > here.step:
+def _check_position(position: Position) -> None:
+    """Check that the numbers of a position do not contradict each other."""
+    if (position.step == 0) != (position.samples == 0) or position.step > 2 * position.samples:
+        # an update has at least one sample, or is the second part of one that had
+        raise ValueError(f"{position.step} steps cannot have used {position.samples} samples")
+    if (position.target_samples or 0) > position.samples or (position.target_steps or 0) > position.step:
         raise ValueError("the target cannot have been reached later than now")
-    for point in here.curve:
-        _check_point(point, here)
+    for point in position.curve:
+        _check_point(point, position)
 
 
-def _check_point(point: Mapping[str, Any], here: Position) -> None:
-    """An evaluation of the curve, as the record will want it."""
+def _check_point(point: Mapping[str, Any], position: Position) -> None:
+    """Check an evaluation of the curve, as the record will need it."""
     try:
         found = Evaluation.model_validate_json(json.dumps(point), strict=True)
     except ValidationError:
@@ -151,8 +151,8 @@ def _check_point(point: Mapping[str, Any], here: Position) -> None:
     numbers = (found.seconds, found.loss, found.metric, found.test_loss, *(found.noise or ()))
     if (
         point.keys() - Evaluation.model_fields.keys()
-        or not 0 <= found.step <= here.step
-        or not 0 <= found.samples <= here.samples
+        or not 0 <= found.step <= position.step
+        or not 0 <= found.samples <= position.samples
         or not all(math.isfinite(number) for number in numbers if number is not None)
     ):
         raise ValueError("an evaluation of the curve is not one")

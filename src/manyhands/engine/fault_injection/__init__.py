@@ -1,1 +1,1 @@
-"""Scripted faults and slowness for drills: what happens to which rank at which step (law 5)."""
+"""Fault injection: scripted faults and slowness, by rank and step (law 5)."""

@@ -1,4 +1,4 @@
-"""Faults by script: what happens to which rank at which step, for drills and tests of law 5.
+"""Scripted faults: what happens to which rank at which step, to test law 5.
 
 MANYHANDS_FAULT=SIGKILL@1:20 manyhands train digits-mlp --workers 2        rank 1, step 20, in a collective
 MANYHANDS_FAULT=hang@0:5:data manyhands train digits-mlp --workers 2       rank 0, step 5, loading data
@@ -24,11 +24,11 @@ KINDS = ("raise", "exit", "oom", "hang", "SIGKILL", "SIGSEGV", "SIGILL", "SIGSTO
 
 
 class ScriptedError(RuntimeError):
-    """Raised on purpose."""
+    """An error that a script has asked for."""
 
 
 class Fault(NamedTuple):
-    """One line of the script."""
+    """One scripted fault."""
 
     kind: str
     rank: int
@@ -48,11 +48,11 @@ class Fault(NamedTuple):
         return cls(kind, int(match[1]), int(match[2]), cast(Where, match[3] or "collective"))
 
     def due(self, rank: int, step: int, where: Where) -> bool:
-        """Whether it is to happen here and now."""
+        """Whether it is to happen at this rank, step and point."""
         return (rank, step, where) == (self.rank, self.step, self.where)
 
     def strike(self) -> None:
-        """Let it happen, and leave the time of it in the worker's log."""
+        """Cause the fault, and write the time of it to the worker's log."""
         print(f"fault: {self.kind} at {time.time():.3f}", file=sys.stderr, flush=True)
         if self.kind == "raise":
             raise ScriptedError(f"raised by script at rank {self.rank}, step {self.step}")
@@ -64,11 +64,11 @@ class Fault(NamedTuple):
         if self.kind == "oom":
             _run_out_of_memory()
         os.kill(os.getpid(), signal.Signals[self.kind])
-        time.sleep(0.05)  # SIGSTOP and SIGTERM are not deadly at once
+        time.sleep(0.05)  # SIGSTOP and SIGTERM do not end the process at once
 
 
 class Slow(NamedTuple):
-    """A rank that computes so many times slower than it could."""
+    """A rank that computes slower than it could, by a factor."""
 
     factor: float
     rank: int
@@ -85,20 +85,20 @@ class Slow(NamedTuple):
 
 
 def slowness(rank: int) -> float:
-    """How many times slower this rank was asked to compute: 1 where nobody asked."""
+    """By which factor this rank computes slower: 1 without MANYHANDS_SLOW."""
     text = os.environ.get(SLOW)
     slow = Slow.parse(text) if text else None
     return slow.factor if slow is not None and slow.rank == rank else 1.0
 
 
 def from_environment() -> Fault | None:
-    """The fault someone asked for, if anyone did."""
+    """The fault of MANYHANDS_FAULT, or None."""
     text = os.environ.get(VARIABLE)
     return Fault.parse(text) if text else None
 
 
 def _run_out_of_memory() -> None:
-    """Lower this process's limit and allocate past it: what malloc answers is a real refusal."""
+    """Lower the memory limit of this process and allocate beyond it, so that malloc really fails."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (2**28, resource.getrlimit(resource.RLIMIT_AS)[1]))

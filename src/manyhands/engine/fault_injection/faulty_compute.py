@@ -1,4 +1,4 @@
-"""Scripted faults and slowness where a worker reads and computes; in collectives a transport is wrapped."""
+"""Scripted faults and slowness in computing and in reading data."""
 
 from __future__ import annotations
 
@@ -16,27 +16,24 @@ from manyhands.strategies.base import Compute
 
 
 class SlowedCompute(Compute):
-    """A straggler: after each forward and backward it rests as long as a slower machine would compute on."""
+    """A straggler: after each forward and backward it sleeps as long as a slower machine would compute."""
 
     def __init__(self, inner: Compute, factor: float) -> None:
         self._inner, self._more = inner, factor - 1.0
 
     def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
-        """Slower."""
         since = time.perf_counter()
         loss = self._inner.forward(model, batch, weight)
         time.sleep(self._more * (time.perf_counter() - since))
         return loss
 
     def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """Slower."""
         since = time.perf_counter()
         outputs = self._inner.through(module, inputs)
         time.sleep(self._more * (time.perf_counter() - since))
         return outputs
 
     def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """Slower."""
         since = time.perf_counter()
         self._inner.backward(outputs, gradient)
         time.sleep(self._more * (time.perf_counter() - since))
@@ -50,7 +47,7 @@ class FaultyCompute(TimedCompute):
         self._due, self._fault = due, fault
 
     def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """Fail if it is time, within the phase."""
+        """Fail within the phase, if the fault is due."""
         if self._due():
             with self._clock.phase("backward"):
                 self._fault.strike()
@@ -58,7 +55,7 @@ class FaultyCompute(TimedCompute):
 
 
 class FaultyDataset:
-    """A data set that fails while it is read at the scripted moment."""
+    """A data set that fails at the scripted moment while it is read."""
 
     def __init__(self, inner: Dataset, due: Callable[[], bool], fault: Fault) -> None:
         self._inner, self._due, self._fault = inner, due, fault
@@ -67,7 +64,7 @@ class FaultyDataset:
         return len(self._inner)
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """What the data set yields, until it is time to fail."""
+        """The batches of the data set, until the fault is due."""
         with closing(self._inner.stream(requests, seed)) as stream:
             for batch in stream:
                 if self._due():

@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 @final
 class FaultyTransport(TransportWrapper):
-    """Lets a scripted fault strike as a rank comes to an operation, while the others wait for it in there."""
+    """Causes a scripted fault as a rank enters an operation, in which the others then wait for it."""
 
     def __init__(
         self, inner: Transport, fault: Fault, step: Callable[[], int], rank: int | None = None
     ) -> None:
         super().__init__(inner)
         self._fault, self._step = fault, step
-        self._who = inner.rank if rank is None else rank  # in the gang, whatever part of it this is
+        self._rank = inner.rank if rank is None else rank  # among all workers, also in a subgroup
 
     def again(self, inner: Transport) -> Self:
-        """The same worker, the same fault."""
-        return type(self)(inner, self._fault, self._step, self._who)
+        """A wrapper of a part of the transport, with the same fault."""
+        return type(self)(inner, self._fault, self._step, self._rank)
 
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
-        """Now, or not yet; what needs nobody's doing is no place to fail in."""
-        if operation not in get_args(InPlace) and self._fault.due(self._who, self._step(), "collective"):
+        """Fail if the fault is due; operations in place, in which no other rank waits, do not fail."""
+        if operation not in get_args(InPlace) and self._fault.due(self._rank, self._step(), "collective"):
             self._fault.strike()
         return call(*arguments)

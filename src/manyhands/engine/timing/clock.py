@@ -1,4 +1,4 @@
-"""One clock a worker: every moment belongs to exactly one phase, so the phases add up to the wall clock."""
+"""The clock of a worker: every moment belongs to exactly one phase, so phases add up to the wall clock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from manyhands.records.phases import ASIDE, PHASES, Span, training_phases
 class Clock:
     """Charges time to the current phase; entering a phase inside another one pauses the outer.
 
-    On a device that works asynchronously `synchronize` waits for it at each change of phase: without that
-    the time of a kernel would be charged to whoever happens to wait for it. But waiting stops what could go
-    on side by side, so it is done only while `exact`, and where evaluations and checkpoints begin and end.
+    An asynchronous device is synchronized at each change of phase: otherwise the time of a kernel would be
+    charged to the phase that happens to wait for it. But synchronizing prevents overlap, so it is done only
+    while `exact`, and where evaluations and checkpoints begin and end.
     """
 
     def __init__(self, synchronize: Callable[[], object] | None = None) -> None:
@@ -22,22 +22,22 @@ class Clock:
         self._lap = dict(self.totals)
         self._synchronize = synchronize
         self.asynchronous = synchronize is not None
-        self.exact = True  # where not, only the sum of the phases is meant
-        self.note: Callable[[], None] | None = None  # told of every change of phase
-        self.trace: list[Span] | None = None  # where every stretch is kept while somebody wants them
-        self.switches = 0  # a clock whose count stands still belongs to a worker that is stuck
+        self.exact = True  # if not, only the sum of the phases is right
+        self.note: Callable[[], None] | None = None  # called at every change of phase
+        self.trace: list[Span] | None = None  # collects spans while it is a list
+        self.switches = 0  # a count that does not grow means that the worker is stuck
         self._current = "other"
         self._since = time.perf_counter()
 
     def start(self, totals: Mapping[str, float] | None = None) -> None:
-        """Begin now, at zero or where a resumed run stopped."""
+        """Start now, at zero or at the totals of a resumed run."""
         self.totals = {**dict.fromkeys(PHASES, 0.0), **(totals or {})}
         self._lap = dict(self.totals)
         self.wait()
         self._since = time.perf_counter()
 
     def wait(self) -> None:
-        """Until the device has done what it was given: its time belongs to what is charged now."""
+        """Synchronize the device: the time until then belongs to the current phase."""
         if self._synchronize is not None:
             self._synchronize()
 
@@ -53,13 +53,13 @@ class Clock:
         return {name: seconds for name, seconds in spent.items() if seconds > 0}
 
     def stopped(self) -> dict[str, float]:
-        """Seconds by phase up to now: one reading for everything that is told about a run."""
+        """Seconds by phase up to now."""
         self.switch(self._current)
         return dict(self.totals)
 
     @property
     def current(self) -> str:
-        """The phase this moment belongs to."""
+        """The current phase."""
         return self._current
 
     @property
@@ -74,7 +74,7 @@ class Clock:
         return sum(training_phases(self.totals).values()) + running
 
     def switch(self, name: str) -> str:
-        """Charge the time up to now, go on in another phase, and return the one before."""
+        """Charge the time up to now, enter another phase, and return the previous one."""
         if self._synchronize is not None and (self.exact or (name in ASIDE) != (self._current in ASIDE)):
             self._synchronize()
         now = time.perf_counter()
@@ -101,7 +101,5 @@ class _Phase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (
-            error is None
-        ):  # else the clock stays where it happened, for whoever asks what this worker was doing
+        if error is None:  # otherwise the clock stays in the phase of the error, for the diagnosis
             self._clock.switch(self._before)

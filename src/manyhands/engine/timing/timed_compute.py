@@ -14,32 +14,27 @@ from manyhands.strategies.base import Compute, Norm
 
 
 class TimedCompute(Compute):
-    """A compute whose phases are charged to a clock."""
+    """Charges forward, backward and optimizer to a clock."""
 
     def __init__(self, inner: Compute, clock: Clock) -> None:
         self._inner, self._clock = inner, clock
 
     def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
-        """Timed as forward."""
         with self._clock.phase("forward"):
             return self._inner.forward(model, batch, weight)
 
     def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """Timed as forward."""
         with self._clock.phase("forward"):
             return self._inner.through(module, inputs)
 
     def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """Timed as backward."""
         with self._clock.phase("backward"):
             self._inner.backward(outputs, gradient)
 
     def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
-        """Timed as optimizer."""
         with self._clock.phase("optimizer"):
             self._inner.clip(parameters, bound, norm)
 
     def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
-        """Timed as optimizer."""
         with self._clock.phase("optimizer"):
             self._inner.update(optimizer, forget=forget)

@@ -15,8 +15,7 @@ from manyhands.transports.wrapper import TransportWrapper
 
 T = TypeVar("T")
 
-
-_WAITS = ("barrier", "lock", *get_args(Awaited))  # in which nothing is moved
+_WAITS = ("barrier", "lock", *get_args(Awaited))  # they move no data
 
 
 @dataclass(slots=True)
@@ -24,79 +23,79 @@ class Traffic:
     """What one operation has cost this rank in training so far."""
 
     calls: int = 0
-    bytes: int = 0  # handed over or taken, in the unit of transports/base.py
+    bytes: int = 0  # sent or received, in the unit of transports/base.py
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class _Books:
-    """What all parts of a counted transport write into."""
+class _Counts:
+    """What a counting transport and its parts write to."""
 
     traffic: dict[str, Traffic] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)  # all of them, for whoever asks what is under way
+    calls: Counter[str] = field(default_factory=Counter)  # all of them, for the status of this rank
     operation: str = ""
     moves: int = 0
 
 
 @final
 class CountingTransport(TransportWrapper):
-    """Counts calls, bytes and seconds, and charges them on the worker's clock: what moves nothing is `wait`.
+    """Counts calls, bytes and seconds, and charges them to the worker's clock: `communication` or `wait`.
 
     What is exchanged while evaluating or saving is part of that, not of training. Another thread may read
     `current` and `moves` at any time.
     """
 
-    def __init__(self, inner: Transport, clock: Clock | None = None, books: _Books | None = None) -> None:
+    def __init__(self, inner: Transport, clock: Clock | None = None, counts: _Counts | None = None) -> None:
         super().__init__(inner)
         self._clock = clock
-        self._books = books if books is not None else _Books()
+        self._counts = counts if counts is not None else _Counts()
 
     def again(self, inner: Transport) -> Self:
-        """In the same books."""
-        return type(self)(inner, self._clock, self._books)
+        """A wrapper of a part of the transport, with the same counts."""
+        return type(self)(inner, self._clock, self._counts)
 
     def begin(self) -> None:
-        """Training begins: what was exchanged until here is no part of it."""
-        self._books.traffic.clear()
+        """Training begins: what was exchanged before is not part of it."""
+        self._counts.traffic.clear()
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """By operation."""
-        return self._books.traffic
+        """What was exchanged in training, by operation."""
+        return self._counts.traffic
 
     @property
     def current(self) -> str:
-        """What is under way, `all_reduce 12`, or nothing."""
+        """The operation in progress, such as `all_reduce 12`, or an empty text."""
         operation, calls = self.under_way
         return f"{operation} {calls:,}" if operation else ""
 
     @property
     def under_way(self) -> tuple[str, int]:
-        """The same in parts: the operation, and which of its kind it is."""
-        operation = self._books.operation
-        return operation, self._books.calls[operation] if operation else 0
+        """The operation in progress, and how many of its kind there were."""
+        operation = self._counts.operation
+        return operation, self._counts.calls[operation] if operation else 0
 
     @property
     def moves(self) -> int:
-        """Grows with every operation that is done."""
-        return self._books.moves
+        """Operations that are done."""
+        return self._counts.moves
 
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
-        """Between two looks at the clock."""
-        books, clock = self._books, self._clock
-        books.calls[operation] += 1
-        books.operation = operation
+        """Make a call, and count and time it."""
+        counts, clock = self._counts, self._clock
+        counts.calls[operation] += 1
+        counts.operation = operation
         aside = clock is not None and clock.current in ASIDE
         if aside:
             clock = None
         before = clock.switch("wait" if operation in _WAITS else "communication") if clock else ""
         since = time.perf_counter()
-        result = call(*arguments)  # whoever fails in it is still asked what it was doing
+        result = call(*arguments)  # if it fails, the operation stays in progress, for the diagnosis
         seconds = time.perf_counter() - since
         if clock:
             clock.switch(before)
-        books.operation = ""
-        books.moves += 1
+        counts.operation = ""
+        counts.moves += 1
         if not aside:
             if operation == "all_gather":  # now the sizes are known
                 gathered: Any = result
@@ -105,9 +104,9 @@ class CountingTransport(TransportWrapper):
         return result
 
     def _enter(self, operation: str, nbytes: int, seconds: float) -> None:
-        entry = self._books.traffic.get(operation)
+        entry = self._counts.traffic.get(operation)
         if entry is None:
-            entry = self._books.traffic[operation] = Traffic()
+            entry = self._counts.traffic[operation] = Traffic()
         entry.calls += 1
         entry.bytes += nbytes
         entry.seconds += seconds
