@@ -210,7 +210,7 @@ class Trainer(Course):
                         raise self.diverged(here, lr, self.evaluated(here))
                     ending = ending or self.ending(here, votes)
                 if ending in ("finished", "target"):
-                    self.worker.settle()
+                    self.worker.finalize()
                 self.tell(here, batch.epoch, lr, test_loss)
                 if ending is not None or votes.save:
                     with self.clock.phase("checkpoint"):
@@ -222,7 +222,7 @@ class Trainer(Course):
     def evaluate(self, here: Position) -> float:
         """Note the metric on the whole test set, and whether it reaches the target; return the test loss."""
         seconds = self.clock.training_seconds
-        with self.clock.phase("evaluation"), self.worker.whole():
+        with self.clock.phase("evaluation"), self.worker.consolidated():
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
         self.judge(here, score, loss, seconds)
         return loss

@@ -1,1 +1,1 @@
-"""Synchronous data parallelizm: `allreduce` on the arena, or on torch's DDP where the model is on CUDA."""
+"""Synchronous data parallelism: `allreduce` on the arena, or on torch's DDP where the model is on CUDA."""
