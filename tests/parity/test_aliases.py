@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ def test_average_trains_it_as_one_worker_does(model: Any) -> None:
     expected, losses, _ = test_allreduce.alone(model, MOMENTUM, data)
     group = ThreadGroup(1, timeout=20)
     made = test_allreduce.setup(model, MOMENTUM, group.transport(0))
-    object.__setattr__(made, "options", AverageOptions(every=1))
+    made = dataclasses.replace(made, options=AverageOptions(every=1))
     state, found, _ = test_allreduce.drive(Average(made), made.transport, data, 1)
     close(state, expected)
     assert found == pytest.approx(losses, abs=1e-12)

@@ -17,7 +17,7 @@ from torch import nn
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute, SynchronousSetup
 from manyhands.strategies.data_parallel.allreduce import AllReduce
 from manyhands.strategies.local_sgd.average import Average
 from manyhands.strategies.options import AverageOptions
@@ -67,9 +67,11 @@ def drive(worker: Any, rank: int, workers: int, data: list[Batch], accumulate: i
 
 def setup(
     model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, options: Any = EVERY_STEP
-) -> Setup:
+) -> SynchronousSetup:
     compute = Compute(nn.functional.cross_entropy)
-    return Setup(make(model), recipe, compute, transport, options=options, epoch=100)
+    return SynchronousSetup(
+        model=make(model), recipe=recipe, compute=compute, transport=transport, options=options, epoch=100
+    )
 
 
 def alone(model: Callable[[], nn.Module], recipe: Recipe, data: list[Batch]) -> tuple[State, Any]:
@@ -275,11 +277,11 @@ def walk(
     group = ThreadGroup(workers, timeout=20)
     recipe = constant(lr=0.1, momentum=momentum)
     setups = [
-        Setup(
-            Displacement(DIMENSIONS).double(),
-            recipe,
-            Compute(LOSS),
-            group.transport(rank),
+        SynchronousSetup(
+            model=Displacement(DIMENSIONS).double(),
+            recipe=recipe,
+            compute=Compute(LOSS),
+            transport=group.transport(rank),
             options=options,
             epoch=epoch,
         )
@@ -294,7 +296,7 @@ def walk(
             parts = [Batch(mine, torch.zeros(len(mine)))] if len(mine) else []
             worker.step(parts, total, lr)
             own = weight.detach().numpy().copy()
-            with worker.whole():
+            with worker.consolidated():
                 path.append((own, weight.detach().numpy().copy()))
         return path
 

@@ -19,7 +19,7 @@ from manyhands.data.order import BatchShare
 from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.base import Compute, Outcome, Setup, Votes
+from manyhands.strategies.base import Compute, Outcome, PartitionedSetup, Votes
 from manyhands.strategies.data_parallel.allreduce import AllReduce
 from manyhands.strategies.data_parallel.arena import Arena
 from manyhands.strategies.options import PipelineOptions
@@ -261,13 +261,13 @@ def drive(
 
 def setup(
     model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, plan: Plan | None = None
-) -> Setup:
+) -> PartitionedSetup:
     [example] = batches((BATCH,))
-    return Setup(
-        make(model),
-        recipe,
-        Compute(nn.functional.cross_entropy),
-        transport,
+    return PartitionedSetup(
+        model=make(model),
+        recipe=recipe,
+        compute=Compute(nn.functional.cross_entropy),
+        transport=transport,
         options=plan.options if plan else None,
         batch=BATCH,
         example=lambda size: Batch(example.inputs[:size], example.targets[:size]),
@@ -641,9 +641,9 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
         worker = pipeline(setups[transport.rank])
         for number, batch in enumerate(data):
             worker.step(iter(parts_of(batch, plan.share(transport.rank))), batch.size, 0.1 / (1 + number))
-        with worker.whole():
+        with worker.consolidated():
             inside = {name: tensor.clone() for name, tensor in worker.model.state_dict().items()}
-        worker.settle()
+        worker.finalize()
         return inside, dict(worker.model.state_dict())
 
     for inside, settled in group.run(work):
@@ -709,7 +709,7 @@ def test_the_cut_is_told() -> None:
     assert (first["parameters"], second["parameters"]) == (16 * 11 + 11 + 11 * 9 + 9, 9 * 3 + 3)
     assert first["outputs"] == 4 * 9 * 8  # a micro-batch of four samples, nine numbers of eight bytes each
     assert setups[0].choices["cut"].startswith("cut: blocks 0-2 (")
-    assert "hands on 288 B) | 3-4 (" in setups[0].choices["cut"]
+    assert "sends 288 B) | 3-4 (" in setups[0].choices["cut"]
     assert setups[1].choices == {}
 
 

@@ -131,7 +131,7 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
     worker.step(iter(share(first, transport.rank, 3, 1)), 9, 0.1)
     before = held(worker, transport.rank, shards=True)
     outputs = torch.empty(0)
-    with worker.whole(), torch.inference_mode():
+    with worker.consolidated(), torch.inference_mode():
         inside = [type(tensor) for tensor in worker.model.state_dict().values()]
         worker.model.eval()
         for _ in range(2 * transport.rank + 1):
@@ -141,7 +141,7 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
     unchanged = before.keys() == again.keys() and all(torch.equal(before[n], t) for n, t in again.items())
     worker.step(iter(share(second, transport.rank, 3, 1)), 12, 0.1)
     rows = sum(parameter.to_local().numel() for parameter in worker.model.parameters())
-    worker.settle()
+    worker.finalize()
     kept = dict(worker.model.state_dict())
     return {
         "outputs": torch.tensor(outputs.tolist(), dtype=torch.float64),
@@ -333,7 +333,7 @@ def test_only_rank_0_makes_whole_tensors_for_a_state(of_two: list[dict[str, Any]
 
 def test_sparse_gradients_are_refused(of_two: list[dict[str, Any]]) -> None:
     for found in of_two:
-        assert found["refused"].startswith("strategy sharded hands over whole gradients, but rows.weight")
+        assert found["refused"].startswith("strategy sharded exchanges dense gradients, but rows.weight")
 
 
 def test_batch_norm_is_by_worker_and_its_statistics_the_mean(of_two: list[dict[str, Any]]) -> None:

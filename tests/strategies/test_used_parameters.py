@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.recipes.members import constant
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute, SynchronousSetup
 from manyhands.strategies.data_parallel import ddp
 from manyhands.strategies.data_parallel.ddp import Ddp
 from manyhands.strategies.data_parallel.used_parameters import all_used
@@ -125,7 +125,10 @@ class FakeDdp(nn.Module):
 
 
 def worker(model: nn.Module, loss: Callable[..., Tensor], transport: SoloTransport) -> Ddp:
-    return Ddp(Setup(model.double(), constant(lr=0.1), Compute(loss), transport))
+    setup = SynchronousSetup(
+        model=model.double(), recipe=constant(lr=0.1), compute=Compute(loss), transport=transport
+    )
+    return Ddp(setup)
 
 
 @pytest.mark.parametrize(("build", "searches"), [(plain, False), (Sometimes, True)])

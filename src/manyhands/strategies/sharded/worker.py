@@ -9,8 +9,8 @@
 
 FSDP takes the mean over workers by default. Here it sums, because each loss is already weighted by its part
 of the global batch (law 4). All workers must gather the same blocks, so a worker with fewer micro-batches
-runs a sample with weight zero instead. Each micro-batch's gradient is summed into shards at once: to keep whole
-gradients until the last micro-batch would take the memory that accumulation is meant to save.
+runs a sample with weight zero instead. Each micro-batch's gradient is summed into shards at once: keeping
+whole gradients until the last micro-batch would take the memory that accumulation is meant to save.
 """
 
 from __future__ import annotations
