@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
+from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from manyhands.core.errors import UsageError
 from manyhands.strategies.aliases import refuse_views
@@ -47,7 +47,7 @@ class Listed(nn.Module):
 
 
 class Enclosed(nn.Module):
-    """Reaches one weight through a closure, which nobody can look into, and the rest as usual."""
+    """Reaches one weight through a closure, which cannot be inspected, and the rest as usual."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The all-reduce strategy equals one worker tensor by tensor, whoever the workers are, whatever the model."""
+"""The all-reduce strategy equals one worker tensor by tensor, for all kinds of workers and models."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def test_all_have_the_same_bits_after_an_average() -> None:
 
 
 def test_memory_of_a_parameter_that_others_used_first() -> None:
-    """Adam begins to remember at the first gradient: whoever had none so far remembers what the mean did."""
+    """Adam creates its state at the first gradient: a worker without one gets the mean of the others."""
     adam = constant(optimizer="adam", lr=0.01)
     inputs = torch.full((4, FEATURES), 0.1, dtype=torch.float64)
     inputs[0, 0] = 2.0  # the rare branch, at worker 0 only
@@ -352,7 +352,7 @@ def test_shares_of_one_and_nine_weigh_one_and_nine() -> None:
         assert np.abs(path[0][0] - (0.1 * ones + 0.9 * nines)).max() < 1e-15
 
 
-def test_once_an_epoch() -> None:
+def test_once_per_epoch() -> None:
     steps: list[Step] = [([DATA[:3], DATA[3:size]], 0.1) for size in (6, 6, 5, 6, 6, 5, 6)]
     paths, hand = walk(2, steps, AverageOptions(every="epoch"), epoch=17), Hand(STIFFNESS, 2)
     for number, (shares, lr) in enumerate(steps):

@@ -57,7 +57,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @pytest.fixture(autouse=True)
 def _small_gangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A stage whose neighbor has failed waits no longer than that: threads notice nobody's death."""
+    """A stage whose neighbor has failed waits no longer than that: threads do not notice a death."""
     monkeypatch.setattr(stage_link, "PATIENCE", 20.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -215,7 +215,7 @@ CUTS = {"frozen first": (1, 3), "idle ends": (2, 5), "tied": (1, 4)}  # where it
 
 
 class Plan(NamedTuple):
-    """A gang: stages x replicas on some hosts, and the options of its pipelines."""
+    """A group: stages x replicas on some hosts, and the options of its pipelines."""
 
     stages: int = 2
     replicas: int = 1
@@ -466,7 +466,7 @@ def dropped() -> nn.Module:
 
 
 def drops_out(transport: Transport) -> list[tuple[State, list[float]]]:
-    """In processes, each with a generator of its own; several ways in one gang."""
+    """In processes, each with a generator of its own; several ways in one group."""
     found = []
     for seed, schedule, recompute in (
         (0, "1f1b", False),
@@ -535,7 +535,7 @@ def test_no_replica_carries_the_gradients_of_all(replicas: int) -> None:
 
 
 def over_messages(transport: Transport) -> list[tuple[str, State, list[float]]]:
-    """Many checks in one gang of four that does not share all of its memory."""
+    """Many checks in one group of four that does not share all of its memory."""
     found = []
     for model, recipe, plan in MESSAGES:
         worker: Any = pipeline(setup({**MODELS, "normed": normed}[model], RECIPES[recipe], transport, plan))
@@ -577,7 +577,7 @@ def test_processes_that_send_messages_equal_one_worker(way: str) -> None:
 
 
 class Relay(NamedTuple):
-    """Who goes on with a state: a pipeline, or so many workers of all-reduce, or one."""
+    """What resumes from a state: a pipeline, some workers of all-reduce, or one worker."""
 
     plan: Plan | None
     workers: int = 1
@@ -646,13 +646,13 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
         worker.finalize()
         return inside, dict(worker.model.state_dict())
 
-    for inside, settled in group.run(work):
+    for inside, final in group.run(work):
         close(inside, expected)
-        equal(settled, inside)
+        equal(final, inside)
 
 
 def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where stages share no memory: the model to make it whole, then only what the optimizers remember."""
+    """Where stages share no memory: the model to consolidate it, then only the optimizer states."""
     sent: list[list[str]] = []
     send = RemoteStages._everybodys
 
@@ -699,7 +699,7 @@ def test_memory_is_shared_where_it_can_be() -> None:
         assert [type(each.worker._gradients) for each in found] == [kind] * 2
 
 
-def test_the_cut_is_told() -> None:
+def test_the_partition_is_reported() -> None:
     group = ThreadGroup(2, timeout=20)
     plan = Plan(2, 1, 4, cut=(3,))
     setups = [setup(plain, MOMENTUM, group.transport(rank), plan) for rank in range(2)]
@@ -764,7 +764,7 @@ def counted() -> nn.Module:
 
 
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
-def test_whole_numbers_are_handed_on(hosts: str) -> None:
+def test_integers_are_sent_between_stages(hosts: str) -> None:
     check(Plan(3, 1, 4, hosts=hosts), counted, MOMENTUM, batches((13, 9)))
 
 

@@ -174,7 +174,7 @@ def test_they_meet_every_so_many_steps() -> None:
     assert (plan.samples_seen, plan.round_steps, plan.round_samples) == (70, 1, 10)
 
 
-def test_they_meet_where_an_epoch_ends_whatever_the_batch() -> None:
+def test_workers_average_where_an_epoch_ends_whatever_the_batch() -> None:
     plan = AveragePlan(every="epoch", epoch=25)
     assert [plan.step(size, 0.1) for size in (10, 10, 5, 10, 10, 5, 60)] == [
         False,
@@ -215,7 +215,7 @@ def test_they_talk_at_every_average_and_at_least_every_32_steps(every: int | str
     assert EXCHANGE_EVERY == 32
     for shared, asked in group_of(2, work, AverageOptions(every=every), model=plain):
         assert shared == talks
-        assert asked == len(talks)  # nobody is asked what nobody hears
+        assert asked == len(talks)  # votes are asked for only when they are exchanged
 
 
 def test_one_worker_always_talks_to_itself() -> None:
@@ -324,7 +324,7 @@ def test_an_average_is_one_message() -> None:
         ("mean", "adamw", 3),
     ],
 )
-def test_what_a_meeting_exchanges(outer: str, recipe: str, copies: int) -> None:
+def test_what_an_average_exchanges(outer: str, recipe: str, copies: int) -> None:
     """DiLoCo sends the parameters alone; the mean of the optimizers' states is one or two copies more."""
     counted: list[CountingTransport] = []
 
@@ -347,11 +347,11 @@ def test_what_a_meeting_exchanges(outer: str, recipe: str, copies: int) -> None:
         assert copies <= traffic.bytes / parameters < copies + 0.05  # the header, and cache lines
 
 
-# ---- whole, and settled
+# ---- consolidated, and finalized
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-def test_looking_at_the_whole_changes_nothing(outer: str) -> None:
+def test_consolidating_changes_nothing(outer: str) -> None:
     steps = uneven(10)
 
     def train(look: bool) -> list[Any]:
@@ -376,7 +376,7 @@ def test_looking_at_the_whole_changes_nothing(outer: str) -> None:
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-def test_settled_is_what_the_whole_was_and_what_is_saved(outer: str) -> None:
+def test_the_final_model_is_the_consolidated_one_and_is_saved(outer: str) -> None:
     def work(worker: Any, rank: int) -> tuple[State, State]:
         for part in uneven(6):
             step(worker, part, rank)
@@ -395,8 +395,8 @@ def test_settled_is_what_the_whole_was_and_what_is_saved(outer: str) -> None:
         return own(worker), {name: t for name, t in after.items() if not name.startswith("rank/")}
 
     (first, state), *rest = group_of(3, work, OUTERS[outer])
-    for settled, other in rest:
-        same(first, settled, "num_batches_tracked")
+    for final, other in rest:
+        same(first, final, "num_batches_tracked")
         same(state, other, "num_batches_tracked")
 
 
@@ -447,7 +447,7 @@ def test_the_same_workers_go_on_bit_for_bit(outer: str, recipe: str, at: int) ->
     [AverageOptions(every="epoch"), AverageOptions(every=40), AverageOptions(every=3, post_local=True)],
     ids=str,
 )
-def test_what_decides_about_meetings_is_saved(chosen: AverageOptions) -> None:
+def test_what_decides_when_to_average_is_saved(chosen: AverageOptions) -> None:
     steps = [
         Part(part.shares, 0.1 if number < 20 else 0.01) for number, part in enumerate(even(2, 50))
     ]  # post-local from step 20 on
@@ -461,7 +461,7 @@ def test_what_decides_about_meetings_is_saved(chosen: AverageOptions) -> None:
             assert outcomes == expected[at:]
 
 
-def test_a_state_tells_the_whole_and_each_workers_own() -> None:
+def test_a_state_has_the_common_model_and_each_workers_own() -> None:
     found = trained(3, uneven(6), ELASTIC)
     state, models = found[0][0], [model for _, model, _ in found]
     for rank, model in enumerate(models):
@@ -503,12 +503,12 @@ def test_other_workers_go_on_from_the_average(outer: str, then: int) -> None:
 
 
 def memory(worker: Any) -> State:
-    """What a worker's optimizer remembers now."""
+    """A worker's optimizer state."""
     packed = pack(worker.model, worker._optimizer)
     return {name: tensor.clone() for name, tensor in packed.items() if name.startswith("optimizer/")}
 
 
-@pytest.mark.parametrize("at", [4, 6])  # after a meeting, and in the middle of a round
+@pytest.mark.parametrize("at", [4, 6])  # after an average, and in the middle of a round
 @pytest.mark.parametrize("recipe", ["momentum", "adamw"])
 def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str, at: int) -> None:
     def first(worker: Any, rank: int) -> tuple[State, State]:
@@ -538,7 +538,7 @@ def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str
 
 
 def test_a_rank_that_had_no_sample_goes_on_without_memory() -> None:
-    """Adam begins to remember with the first gradient: a resumed rank must not be given the others' mean."""
+    """Adam creates its state with the first gradient: a resumed rank must not get the mean of the others."""
     steps = parts(2, [[3, 0]] * 3 + [[3, 2]] * 3)
     chosen, adam = AverageOptions(every=2, outer="nesterov"), RECIPES["adamw"]
     whole = trained(2, steps, chosen, adam)
@@ -551,7 +551,7 @@ def test_a_rank_that_had_no_sample_goes_on_without_memory() -> None:
         same(model, other, "num_batches_tracked")
 
 
-def test_a_state_of_before_optimizers_were_kept_apart_is_read() -> None:
+def test_a_state_from_before_optimizer_states_were_kept_per_rank_is_read() -> None:
     """Old checkpoints of nesterov have one optimizer state, the mean, or in a round each worker's own."""
     old = dataclasses.replace(NESTEROV, average_optimizer=True)
     for at in (4, 6):
@@ -609,7 +609,7 @@ def test_any_strategy_goes_on_from_an_average_and_the_other_way_round(recipe: st
 
 @pytest.mark.parametrize("chosen", [MEAN, NESTEROV], ids=["mean", "nesterov"])
 def test_another_optimizer_begins_without_memory(chosen: AverageOptions) -> None:
-    """A run that goes on with another optimizer is given no memory of the old one: nor are its workers."""
+    """A run that resumes with another optimizer gets no state of the old one, and neither do its workers."""
     [(state, _, _), *_] = trained(2, even(2, 6), chosen)
     given = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
     for found, _, _ in trained(2, even(2, 1), chosen, RECIPES["adamw"], given):

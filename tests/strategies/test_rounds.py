@@ -93,7 +93,7 @@ def has_tested(version: int) -> ServerRequest:
 
 
 def back_from_the_test(version: int) -> ServerRequest:
-    """It has heard of a test, of which nothing was left for it."""
+    """The worker knows of a test, but no part of it was left."""
     return ServerRequest(Verb.ASK, stage=QueueStage.TEST, version=version)
 
 

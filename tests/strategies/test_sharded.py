@@ -55,7 +55,7 @@ def test_a_model_is_divided_into_its_blocks() -> None:
 def test_blocks_that_share_or_are_not_the_models_own_are_gathered_together() -> None:
     tied = network()
     assert _units(tied) == ([tied], set())
-    made_up = Named(made_up=True)  # nobody would call such a block
+    made_up = Named(made_up=True)  # an unlikely name for a block
     assert _units(made_up)[0] == [made_up]
     no_sequence = nn.Bilinear(2, 2, 2)
     assert _units(no_sequence)[0] == [no_sequence]

@@ -158,7 +158,7 @@ class TestSlots:
             "the data"
         )
 
-    def test_room_is_whole_lines(self) -> None:
+    def test_slots_are_whole_cache_lines(self) -> None:
         assert LinkSize(2, 1).stride == LinkSize(2, 64).stride
         assert LinkSize(2, 65).stride == LinkSize(2, 64).stride + 64
         assert LinkSize(3, 100).total == 2 * 64 + 3 * LinkSize(3, 100).stride
@@ -225,7 +225,7 @@ def hurries(transport: Transport) -> list[float]:
             taken = there.take()
             if number % 8 == 0:
                 time.sleep(0.002)
-            assert taken.unique().numel() == 1  # nobody writes meanwhile
+            assert taken.unique().numel() == 1  # no stage writes meanwhile
             found.append(taken[0].item())
             there.release()
     return found
@@ -253,7 +253,7 @@ def test_threads_that_pretend_two_hosts() -> None:
     check(ThreadGroup(2, timeout=20, hosts="ab").run(partial(all_of, kind=MessageLink)))
 
 
-def test_who_is_at_neither_end_has_none() -> None:
+def test_a_rank_at_neither_end_has_no_link() -> None:
     results = ThreadGroup(3, timeout=20).run(partial(talks, kind=SlotLink))
     assert [len(found) for found in results] == [3 * len(SEVERAL), 0, 0]
     results = ThreadGroup(3, timeout=20, hosts="aab").run(partial(talks, kind=MessageLink))

@@ -209,7 +209,7 @@ class KilledError(BaseException):
 
 
 def killed(line: int, action: Callable[[], object]) -> bool:
-    """Whether an action was still under way at its n-th line in the ledger; it goes no further then."""
+    """Whether an action was still running at its n-th line in the queue's code; it stops there then."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
