@@ -15,7 +15,7 @@ from manyhands.transports.base import Transport
 ELASTICITY = 0.9  # of all workers together, as in Zhang, Choromanska and LeCun
 
 
-class Outer(Protocol):
+class OuterUpdate(Protocol):
     """A rule that combines the workers' copies."""
 
     replicas_differ: bool  # whether copies differ even after they were synchronized
@@ -152,7 +152,7 @@ class Elastic:
             center.copy_(tensors[f"model/{name}"])
 
 
-def build(options: AverageOptions, replica: Replica, transport: Transport) -> Outer:
+def build(options: AverageOptions, replica: Replica, transport: Transport) -> OuterUpdate:
     """The rule that the options name."""
     match options.outer:
         case "mean":
