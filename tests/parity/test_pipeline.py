@@ -654,13 +654,13 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
 def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stages share no memory: the model to consolidate it, then only the optimizer states."""
     sent: list[list[str]] = []
-    send = RemoteStages._everybodys
+    send = RemoteStages._from_all_stages
 
     def noted(self: RemoteStages, own: Mapping[str, Tensor]) -> State:
         sent.append(list(own))
         return send(self, own)
 
-    monkeypatch.setattr(RemoteStages, "_everybodys", noted)
+    monkeypatch.setattr(RemoteStages, "_from_all_stages", noted)
     [found, _] = together(Plan(hosts="ab"), plain, ADAMW, batches((13,)))
     names = sorted(name if name.startswith("optimizer/") else f"model/{name}" for own in sent for name in own)
     assert names == sorted(found.state)
