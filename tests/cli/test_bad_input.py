@@ -242,7 +242,7 @@ TABLE = {
     ),
     "sparse gradients for a server": (
         "train sparse-logistic --set n=200 --strategy server",
-        "strategy server hands over whole gradients, but embedding.weight has sparse ones: use single, "
+        "strategy server exchanges dense gradients, but embedding.weight has sparse ones: use single, "
         "hogwild or average, or an embedding with sparse=False",
     ),
     "hogwild without memory": (

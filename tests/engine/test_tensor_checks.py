@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -37,7 +38,7 @@ def test_what_local_sgd_wrote_in_the_middle_of_a_round_is_taken(outer: str) -> N
 
     def work(transport: Transport) -> State:
         made = setups[transport.rank]
-        worker = Average(Setup(made.model, made.recipe, made.compute, made.transport, options=options))
+        worker = Average(dataclasses.replace(made, options=options))
         for batch in batches((8, 6, 9)):
             worker.step(iter(share(batch, transport.rank, 2, 1)), batch.size, lr=0.1)
         return copied(worker.state())
@@ -69,7 +70,12 @@ class Causal(nn.Module):
 
 def test_a_mask_may_be_infinite_and_a_statistic_may_not() -> None:
     worker = Single(
-        Setup(Causal(), constant(lr=0.1), Compute(nn.functional.cross_entropy), ThreadGroup(1).transport(0))
+        Setup(
+            model=Causal(),
+            recipe=constant(lr=0.1),
+            compute=Compute(nn.functional.cross_entropy),
+            transport=ThreadGroup(1).transport(0),
+        )
     )
     state = copied(worker.state())
     equal(Checking(Causal(), constant(lr=0.1), 1).check(state), state)

@@ -140,7 +140,7 @@ def held(worker: Any, rank: int, *, shards: bool = False) -> State:
     """The state, which rank 0 must have; where another has none, its model's tensors."""
     state = copied(worker.state())
     assert state or rank, "rank 0 has no state"
-    with worker.whole() if shards else nullcontext():  # all of them enter
+    with worker.consolidated() if shards else nullcontext():  # all of them enter
         tensors = copied(worker.model.state_dict())
     return state or OnlyModel({f"model/{name}": tensor for name, tensor in tensors.items()})
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
+from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from manyhands.core.errors import UsageError
 from manyhands.strategies.aliases import refuse_views
@@ -46,7 +47,7 @@ class Listed(nn.Module):
 
 
 class Enclosed(nn.Module):
-    """Reaches one weight through a closure, which nobody can look into, and the rest as usual."""
+    """Reaches one weight through a closure, which cannot be inspected, and the rest as usual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ def test_average_trains_it_as_one_worker_does(model: Any) -> None:
     expected, losses, _ = test_allreduce.alone(model, MOMENTUM, data)
     group = ThreadGroup(1, timeout=20)
     made = test_allreduce.setup(model, MOMENTUM, group.transport(0))
-    object.__setattr__(made, "options", AverageOptions(every=1))
+    made = dataclasses.replace(made, options=AverageOptions(every=1))
     state, found, _ = test_allreduce.drive(Average(made), made.transport, data, 1)
     close(state, expected)
     assert found == pytest.approx(losses, abs=1e-12)

@@ -1,4 +1,4 @@
-"""The all-reduce strategy equals one worker tensor by tensor, whoever the workers are, whatever the model."""
+"""The all-reduce strategy equals one worker tensor by tensor, for all kinds of workers and models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyhands.core.errors import ManyhandsError
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.base import Compute, Outcome, Setup, Votes
+from manyhands.strategies.base import Compute, Outcome, PartitionedSetup, SynchronousSetup, Votes
 from manyhands.strategies.data_parallel.allreduce import AllReduce
 from manyhands.strategies.sharded.worker import Sharded
 from manyhands.strategies.single import Single
@@ -80,8 +80,19 @@ def drive(
     return held(worker, transport.rank, shards=isinstance(worker, Sharded)), losses, worker.model
 
 
-def setup(model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, sync: bool = False) -> Setup:
-    return Setup(make(model), recipe, Compute(nn.functional.cross_entropy), transport, sync)
+def setup(
+    model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, sync: bool = False
+) -> PartitionedSetup:
+    """For any synchronous strategy."""
+    return PartitionedSetup(
+        model=make(model),
+        recipe=recipe,
+        compute=Compute(nn.functional.cross_entropy),
+        transport=transport,
+        sync_batchnorm=sync,
+        batch=max(SIZES),
+        example=lambda size: batches((size,))[0],
+    )
 
 
 def alone(
@@ -340,7 +351,8 @@ def test_workers_start_from_rank_0s_values() -> None:
         torch.manual_seed(rank)
         model = normed().double()
         model[1].running_mean.fill_(float(rank))
-        setups.append(Setup(model, MOMENTUM, Compute(nn.functional.cross_entropy), group.transport(rank)))
+        compute, transport = Compute(nn.functional.cross_entropy), group.transport(rank)
+        setups.append(SynchronousSetup(model=model, recipe=MOMENTUM, compute=compute, transport=transport))
     expected = {name: tensor.clone() for name, tensor in setups[0].model.state_dict().items()}
 
     def work(transport: Transport) -> State:

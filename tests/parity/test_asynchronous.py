@@ -1,4 +1,4 @@
-"""Strategies that go at their own pace, where they have nobody to race: they equal one worker exactly."""
+"""Asynchronous strategies without a race equal one worker exactly."""
 
 from __future__ import annotations
 
@@ -81,10 +81,13 @@ def reference(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """One worker over the same batches, or over the pieces of them one after the other."""
     of = task(model)
-    worker = Single(Setup(of.model().double(), recipe, Compute(of.loss), SoloTransport()))
-    order, losses, seen = Order(SAMPLES, batch, 0), [], 0
+    setup = Setup(
+        model=of.model().double(), recipe=recipe, compute=Compute(of.loss), transport=SoloTransport()
+    )
+    worker = Single(setup)
+    order, losses, samples = Order(SAMPLES, batch, 0), [], 0
     for request in order.batches():
-        if seen >= 2 * SAMPLES:
+        if samples >= 2 * SAMPLES:
             break
         for piece in split(request.samples, parts):
             if not len(piece):
@@ -92,7 +95,7 @@ def reference(
             requests = [Request(request.epoch, micro) for micro in split(piece, accumulate) if len(micro)]
             batches: list[Batch] = list(of.train.stream(requests, 0))
             losses.append(worker.step(batches, len(piece), recipe.lr).loss)
-            seen += len(piece)
+            samples += len(piece)
     return {name: tensor.clone() for name, tensor in worker.state().items()}, losses
 
 
@@ -138,7 +141,7 @@ def plain() -> nn.Module:
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 def test_rounds_that_wait_for_everybody_are_synchronous(name: str, workers: int) -> None:
-    """Backup 0: the mean over each global batch (law 4), whoever had which piece of it."""
+    """Backup 0: the mean over each global batch (law 4), whichever worker had which piece of it."""
     played = run(server, RECIPES[name], "server", workers, plain, strategy_options={"backup": 0})
     state, _ = reference(RECIPES[name], 8, plain)
     for key, tensor in state.items():
@@ -174,7 +177,7 @@ def test_pushing_and_pulling_now_and_then_is_downpour() -> None:
     assert [step.staleness for step in played.steps] == [None, 0] * 5
 
 
-def test_what_is_held_is_pushed_before_a_fence() -> None:
+def test_gradients_that_are_held_are_pushed_before_a_sync_point() -> None:
     """Seven pieces, pushed by threes: the seventh is not lost."""
     options = {"push_every": 3}
     played = run(server, RECIPES["sgd"], "server", 1, plain, strategy_options=options, batch=15)

@@ -17,7 +17,7 @@ from torch import nn
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute, SynchronousSetup
 from manyhands.strategies.data_parallel.allreduce import AllReduce
 from manyhands.strategies.local_sgd.average import Average
 from manyhands.strategies.options import AverageOptions
@@ -67,9 +67,11 @@ def drive(worker: Any, rank: int, workers: int, data: list[Batch], accumulate: i
 
 def setup(
     model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, options: Any = EVERY_STEP
-) -> Setup:
+) -> SynchronousSetup:
     compute = Compute(nn.functional.cross_entropy)
-    return Setup(make(model), recipe, compute, transport, options=options, epoch=100)
+    return SynchronousSetup(
+        model=make(model), recipe=recipe, compute=compute, transport=transport, options=options, epoch=100
+    )
 
 
 def alone(model: Callable[[], nn.Module], recipe: Recipe, data: list[Batch]) -> tuple[State, Any]:
@@ -189,7 +191,7 @@ def test_all_have_the_same_bits_after_an_average() -> None:
 
 
 def test_memory_of_a_parameter_that_others_used_first() -> None:
-    """Adam begins to remember at the first gradient: whoever had none so far remembers what the mean did."""
+    """Adam creates its state at the first gradient: a worker without one gets the mean of the others."""
     adam = constant(optimizer="adam", lr=0.01)
     inputs = torch.full((4, FEATURES), 0.1, dtype=torch.float64)
     inputs[0, 0] = 2.0  # the rare branch, at worker 0 only
@@ -275,11 +277,11 @@ def walk(
     group = ThreadGroup(workers, timeout=20)
     recipe = constant(lr=0.1, momentum=momentum)
     setups = [
-        Setup(
-            Displacement(DIMENSIONS).double(),
-            recipe,
-            Compute(LOSS),
-            group.transport(rank),
+        SynchronousSetup(
+            model=Displacement(DIMENSIONS).double(),
+            recipe=recipe,
+            compute=Compute(LOSS),
+            transport=group.transport(rank),
             options=options,
             epoch=epoch,
         )
@@ -294,7 +296,7 @@ def walk(
             parts = [Batch(mine, torch.zeros(len(mine)))] if len(mine) else []
             worker.step(parts, total, lr)
             own = weight.detach().numpy().copy()
-            with worker.whole():
+            with worker.consolidated():
                 path.append((own, weight.detach().numpy().copy()))
         return path
 
@@ -350,7 +352,7 @@ def test_shares_of_one_and_nine_weigh_one_and_nine() -> None:
         assert np.abs(path[0][0] - (0.1 * ones + 0.9 * nines)).max() < 1e-15
 
 
-def test_once_an_epoch() -> None:
+def test_once_per_epoch() -> None:
     steps: list[Step] = [([DATA[:3], DATA[3:size]], 0.1) for size in (6, 6, 5, 6, 6, 5, 6)]
     paths, hand = walk(2, steps, AverageOptions(every="epoch"), epoch=17), Hand(STIFFNESS, 2)
     for number, (shares, lr) in enumerate(steps):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.recipes.members import constant
-from manyhands.strategies.base import Compute, Setup, Votes
+from manyhands.strategies.base import Compute, SynchronousSetup, Votes
 from manyhands.strategies.data_parallel.ddp import Ddp
 from manyhands.strategies.single import Single
 from manyhands.transports.base import Transport
@@ -37,7 +37,12 @@ def train(
 
 
 def ddp(transport: Transport, model: str, accumulate: int) -> tuple[dict[str, Tensor], list[float], Votes]:
-    setup = Setup(make(MODELS[model]), RECIPE, Compute(nn.functional.cross_entropy), transport)
+    setup = SynchronousSetup(
+        model=make(MODELS[model]),
+        recipe=RECIPE,
+        compute=Compute(nn.functional.cross_entropy),
+        transport=transport,
+    )
     return train(Ddp(setup), transport.rank, transport.size, accumulate)
 
 
@@ -55,7 +60,12 @@ def of_normed(transport: Transport) -> tuple[dict[str, Tensor], list[float], Vot
 
 @pytest.mark.parametrize(("build", "trained"), [(Sometimes, of_sometimes), (plain, of_plain)])
 def test_ddp_equals_one_worker(build: Callable[[], nn.Module], trained: Callable[..., Any]) -> None:
-    setup = Setup(make(build), RECIPE, Compute(nn.functional.cross_entropy), SoloTransport())
+    setup = SynchronousSetup(
+        model=make(build),
+        recipe=RECIPE,
+        compute=Compute(nn.functional.cross_entropy),
+        transport=SoloTransport(),
+    )
     expected, losses, _ = train(Single(setup), 0, 1, 1)
     for state, found, votes in processes(TorchTransport, ("here",) * 3, trained):
         assert votes == Votes(save=True)

@@ -19,7 +19,7 @@ from manyhands.data.order import BatchShare
 from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
-from manyhands.strategies.base import Compute, Outcome, Setup, Votes
+from manyhands.strategies.base import Compute, Outcome, PartitionedSetup, Votes
 from manyhands.strategies.data_parallel.allreduce import AllReduce
 from manyhands.strategies.data_parallel.arena import Arena
 from manyhands.strategies.options import PipelineOptions
@@ -57,7 +57,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @pytest.fixture(autouse=True)
 def _small_gangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A stage whose neighbor has failed waits no longer than that: threads notice nobody's death."""
+    """A stage whose neighbor has failed waits no longer than that: threads do not notice a death."""
     monkeypatch.setattr(stage_link, "PATIENCE", 20.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -215,7 +215,7 @@ CUTS = {"frozen first": (1, 3), "idle ends": (2, 5), "tied": (1, 4)}  # where it
 
 
 class Plan(NamedTuple):
-    """A gang: stages x replicas on some hosts, and the options of its pipelines."""
+    """A group: stages x replicas on some hosts, and the options of its pipelines."""
 
     stages: int = 2
     replicas: int = 1
@@ -267,13 +267,13 @@ def drive(
 
 def setup(
     model: Callable[[], nn.Module], recipe: Recipe, transport: Transport, plan: Plan | None = None
-) -> Setup:
+) -> PartitionedSetup:
     [example] = batches((BATCH,))
-    return Setup(
-        make(model),
-        recipe,
-        Compute(nn.functional.cross_entropy),
-        transport,
+    return PartitionedSetup(
+        model=make(model),
+        recipe=recipe,
+        compute=Compute(nn.functional.cross_entropy),
+        transport=transport,
         options=plan.options if plan else None,
         batch=BATCH,
         example=lambda size: Batch(example.inputs[:size], example.targets[:size]),
@@ -472,7 +472,7 @@ def dropped() -> nn.Module:
 
 
 def drops_out(transport: Transport) -> list[tuple[State, list[float]]]:
-    """In processes, each with a generator of its own; several ways in one gang."""
+    """In processes, each with a generator of its own; several ways in one group."""
     found = []
     for seed, schedule, recompute in (
         (0, "1f1b", False),
@@ -541,7 +541,7 @@ def test_no_replica_carries_the_gradients_of_all(replicas: int) -> None:
 
 
 def over_messages(transport: Transport) -> list[tuple[str, State, list[float]]]:
-    """Many checks in one gang of four that does not share all of its memory."""
+    """Many checks in one group of four that does not share all of its memory."""
     found = []
     for model, recipe, plan in MESSAGES:
         worker: Any = pipeline(setup({**MODELS, "normed": normed}[model], RECIPES[recipe], transport, plan))
@@ -583,7 +583,7 @@ def test_processes_that_send_messages_equal_one_worker(way: str) -> None:
 
 
 class Relay(NamedTuple):
-    """Who goes on with a state: a pipeline, or so many workers of all-reduce, or one."""
+    """What resumes from a state: a pipeline, some workers of all-reduce, or one worker."""
 
     plan: Plan | None
     workers: int = 1
@@ -647,26 +647,26 @@ def test_the_model_is_whole_at_every_worker(hosts: str) -> None:
         worker = pipeline(setups[transport.rank])
         for number, batch in enumerate(data):
             worker.step(iter(parts_of(batch, plan.share(transport.rank))), batch.size, 0.1 / (1 + number))
-        with worker.whole():
+        with worker.consolidated():
             inside = {name: tensor.clone() for name, tensor in worker.model.state_dict().items()}
-        worker.settle()
+        worker.finalize()
         return inside, dict(worker.model.state_dict())
 
-    for inside, settled in group.run(work):
+    for inside, final in group.run(work):
         close(inside, expected)
-        equal(settled, inside)
+        equal(final, inside)
 
 
 def test_a_state_sends_each_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where stages share no memory: the model to make it whole, then only what the optimizers remember."""
+    """Where stages share no memory: the model to consolidate it, then only the optimizer states."""
     sent: list[list[str]] = []
-    send = RemoteStages._everybodys
+    send = RemoteStages._from_all_stages
 
     def noted(self: RemoteStages, own: Mapping[str, Tensor]) -> State:
         sent.append(list(own))
         return send(self, own)
 
-    monkeypatch.setattr(RemoteStages, "_everybodys", noted)
+    monkeypatch.setattr(RemoteStages, "_from_all_stages", noted)
     [found, _] = together(Plan(hosts="ab"), plain, ADAMW, batches((13,)))
     names = sorted(name if name.startswith("optimizer/") else f"model/{name}" for own in sent for name in own)
     assert names == sorted(found.state)
@@ -705,7 +705,7 @@ def test_memory_is_shared_where_it_can_be() -> None:
         assert [type(each.worker._gradients) for each in found] == [kind] * 2
 
 
-def test_the_cut_is_told() -> None:
+def test_the_partition_is_reported() -> None:
     group = ThreadGroup(2, timeout=20)
     plan = Plan(2, 1, 4, cut=(3,))
     setups = [setup(plain, MOMENTUM, group.transport(rank), plan) for rank in range(2)]
@@ -715,7 +715,7 @@ def test_the_cut_is_told() -> None:
     assert (first["parameters"], second["parameters"]) == (16 * 11 + 11 + 11 * 9 + 9, 9 * 3 + 3)
     assert first["outputs"] == 4 * 9 * 8  # a micro-batch of four samples, nine numbers of eight bytes each
     assert setups[0].choices["cut"].startswith("cut: blocks 0-2 (")
-    assert "hands on 288 B) | 3-4 (" in setups[0].choices["cut"]
+    assert "sends 288 B) | 3-4 (" in setups[0].choices["cut"]
     assert setups[1].choices == {}
 
 
@@ -770,7 +770,7 @@ def counted() -> nn.Module:
 
 
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
-def test_whole_numbers_are_handed_on(hosts: str) -> None:
+def test_integers_are_sent_between_stages(hosts: str) -> None:
     check(Plan(3, 1, 4, hosts=hosts), counted, MOMENTUM, batches((13, 9)))
 
 

@@ -1,4 +1,4 @@
-"""The sharded strategy equals one worker tensor by tensor: real processes on gloo, many checks a gang."""
+"""The sharded strategy equals one worker tensor by tensor: real processes on gloo, many checks per group."""
 
 from __future__ import annotations
 
@@ -119,19 +119,19 @@ def three(transport: Transport) -> dict[str, Any]:
         name: sharded(model, recipe, transport, accumulate)
         for name, (model, recipe, accumulate) in CASES.items()
     }
-    found["whole"] = whole_and_settled(transport)
-    found["went along"] = went_along(transport)
+    found["whole"] = consolidated_and_final(transport)
+    found["without samples"] = without_samples(transport)
     return found
 
 
-def whole_and_settled(transport: Transport) -> dict[str, Any]:
-    """Evaluate as often as each rank likes between two steps, and settle at the end."""
+def consolidated_and_final(transport: Transport) -> dict[str, Any]:
+    """Evaluate as often as each rank likes between two steps, and finalize at the end."""
     worker = Sharded(setup(normed, MOMENTUM, transport))
     [first, second, few] = batches((9, 12, 4))
     worker.step(iter(share(first, transport.rank, 3, 1)), 9, 0.1)
     before = held(worker, transport.rank, shards=True)
     outputs = torch.empty(0)
-    with worker.whole(), torch.inference_mode():
+    with worker.consolidated(), torch.inference_mode():
         inside = [type(tensor) for tensor in worker.model.state_dict().values()]
         worker.model.eval()
         for _ in range(2 * transport.rank + 1):
@@ -141,7 +141,7 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
     unchanged = before.keys() == again.keys() and all(torch.equal(before[n], t) for n, t in again.items())
     worker.step(iter(share(second, transport.rank, 3, 1)), 12, 0.1)
     rows = sum(parameter.to_local().numel() for parameter in worker.model.parameters())
-    worker.settle()
+    worker.finalize()
     kept = dict(worker.model.state_dict())
     return {
         "outputs": torch.tensor(outputs.tolist(), dtype=torch.float64),
@@ -154,7 +154,7 @@ def whole_and_settled(transport: Transport) -> dict[str, Any]:
     }
 
 
-def went_along(transport: Transport) -> dict[str, Any]:
+def without_samples(transport: Transport) -> dict[str, Any]:
     """One sample for three workers, as the first batch of all: who has none takes an example."""
     made = setup(normed_rows, MOMENTUM, transport)
     [data] = batches((1,))
@@ -187,7 +187,7 @@ def two(transport: Transport) -> dict[str, Any]:
     rank, data = transport.rank, batches(SIZES)
     counting = CountingTransport(transport)
     made = setup(plain, MOMENTUM, counting)
-    torch.manual_seed(rank)  # rank 0's values are everybody's
+    torch.manual_seed(rank)  # all workers take rank 0's values
     for parameter in made.model.parameters():
         nn.init.normal_(parameter)
     worker = Sharded(made)
@@ -248,7 +248,9 @@ def test_it_equals_one_worker(case: str, of_three: list[dict[str, Any]]) -> None
         assert own == pytest.approx(losses, abs=1e-7 if "mixed" in case else 1e-12)
 
 
-def test_inside_whole_every_worker_has_all_of_it_and_asks_nobody(of_three: list[dict[str, Any]]) -> None:
+def test_consolidated_every_worker_has_the_whole_model_without_exchanges(
+    of_three: list[dict[str, Any]],
+) -> None:
     worker = Single(setup(normed, MOMENTUM, SoloTransport()))
     worker.load_state(of_three[0]["whole"]["before"])
     expected = worker.model.eval()(batches((9, 12, 4))[2].inputs)
@@ -258,7 +260,7 @@ def test_inside_whole_every_worker_has_all_of_it_and_asks_nobody(of_three: list[
         assert torch.equal(found["outputs"], expected)
 
 
-def test_settled_it_is_whole_and_plain(of_three: list[dict[str, Any]]) -> None:
+def test_the_final_model_is_whole_and_plain(of_three: list[dict[str, Any]]) -> None:
     numbers = sum(parameter.numel() for parameter in normed().parameters())
     assert sum(each["whole"]["held"] for each in of_three) == numbers  # until then each has its rows only
     for found in (each["whole"] for each in of_three):
@@ -267,10 +269,10 @@ def test_settled_it_is_whole_and_plain(of_three: list[dict[str, Any]]) -> None:
             assert torch.equal(of_three[0]["whole"]["kept"][name], tensor), name
 
 
-def test_who_has_no_sample_adds_nothing(of_three: list[dict[str, Any]]) -> None:
-    states = [each["went along"]["state"] for each in of_three]
-    assert [each["went along"]["drawn"] for each in of_three] == [True, False, False]
-    assert all(each["went along"]["training"] for each in of_three)
+def test_a_worker_without_samples_adds_nothing(of_three: list[dict[str, Any]]) -> None:
+    states = [each["without samples"]["state"] for each in of_three]
+    assert [each["without samples"]["drawn"] for each in of_three] == [True, False, False]
+    assert all(each["without samples"]["training"] for each in of_three)
     for name in ("running_mean", "running_var"):
         model = setup(normed_rows, MOMENTUM, SoloTransport()).model
         model(batches((1,))[0].inputs)
@@ -333,7 +335,7 @@ def test_only_rank_0_makes_whole_tensors_for_a_state(of_two: list[dict[str, Any]
 
 def test_sparse_gradients_are_refused(of_two: list[dict[str, Any]]) -> None:
     for found in of_two:
-        assert found["refused"].startswith("strategy sharded hands over whole gradients, but rows.weight")
+        assert found["refused"].startswith("strategy sharded exchanges dense gradients, but rows.weight")
 
 
 def test_batch_norm_is_by_worker_and_its_statistics_the_mean(of_two: list[dict[str, Any]]) -> None:

@@ -17,9 +17,9 @@ from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.strategies import options
-from manyhands.strategies.base import Compute, Outcome, Setup, Votes, Worker
+from manyhands.strategies.base import Compute, Outcome, SynchronousSetup, Votes, Worker
 from manyhands.strategies.data_parallel.allreduce import AllReduce
-from manyhands.strategies.local_sgd.average import TALK, Average, AveragePlan
+from manyhands.strategies.local_sgd.average import EXCHANGE_EVERY, Average, AveragePlan
 from manyhands.strategies.options import AverageOptions
 from manyhands.strategies.single import Single
 from manyhands.strategies.state import pack
@@ -55,8 +55,14 @@ class TestAverage(StrategySuite):
     options: AverageOptions
 
     def worker(self, model: nn.Module, recipe: Recipe) -> Worker:
-        compute = Compute(nn.functional.cross_entropy)
-        return Average(Setup(model, recipe, compute, SoloTransport(), options=self.options))
+        setup = SynchronousSetup(
+            model=model,
+            recipe=recipe,
+            compute=Compute(nn.functional.cross_entropy),
+            transport=SoloTransport(),
+            options=self.options,
+        )
+        return Average(setup)
 
 
 # ---- workers in threads
@@ -106,7 +112,7 @@ def uneven(count: int) -> list[Part]:
     return parts(3, [[4, 2, 3 if number % 3 else 0] for number in range(count)])
 
 
-def gang(
+def group_of(
     workers: int,
     work: Callable[[Any, int], Any],
     chosen: AverageOptions = MEAN,
@@ -121,9 +127,15 @@ def gang(
     setups = []
     for rank in range(workers):
         torch.manual_seed(3)
-        made, compute = model().double(), Compute(nn.functional.cross_entropy)
-        transport = wrap(group.transport(rank))
-        setups.append(Setup(made, recipe, compute, transport, options=chosen, epoch=epoch))
+        setup = SynchronousSetup(
+            model=model().double(),
+            recipe=recipe,
+            compute=Compute(nn.functional.cross_entropy),
+            transport=wrap(group.transport(rank)),
+            options=chosen,
+            epoch=epoch,
+        )
+        setups.append(setup)
     return group.run(lambda transport: work(strategy(setups[transport.rank]), transport.rank))
 
 
@@ -152,19 +164,19 @@ def same(first: State, second: State, skip: str = "\0") -> None:
 
 
 def test_they_meet_every_so_many_steps() -> None:
-    pace = AveragePlan(every=3)
+    plan = AveragePlan(every=3)
     met = []
     for _ in range(7):
-        met.append(pace.step(10, 0.1))
+        met.append(plan.step(10, 0.1))
         if met[-1]:
-            pace.met()
+            plan.begin_round()
     assert met == [False, False, True, False, False, True, False]
-    assert (pace.seen, pace.steps, pace.samples) == (70, 1, 10)
+    assert (plan.samples_seen, plan.round_steps, plan.round_samples) == (70, 1, 10)
 
 
-def test_they_meet_where_an_epoch_ends_whatever_the_batch() -> None:
-    pace = AveragePlan(every="epoch", epoch=25)
-    assert [pace.step(size, 0.1) for size in (10, 10, 5, 10, 10, 5, 60)] == [
+def test_workers_average_where_an_epoch_ends_whatever_the_batch() -> None:
+    plan = AveragePlan(every="epoch", epoch=25)
+    assert [plan.step(size, 0.1) for size in (10, 10, 5, 10, 10, 5, 60)] == [
         False,
         False,
         True,
@@ -176,10 +188,10 @@ def test_they_meet_where_an_epoch_ends_whatever_the_batch() -> None:
 
 
 def test_until_the_rate_first_falls() -> None:
-    pace = AveragePlan(every="end", post_local=True)
-    rates = [0.1, 0.2, 0.2, 0.19, 0.3, 0.1]
-    assert [pace.step(10, rate) for rate in rates] == [True, True, True, False, False, False]
-    assert AveragePlan(every=1, post_local=True).step(1, 0.0)  # a warm-up may begin at a rate of 0
+    plan = AveragePlan(every="end", post_local=True)
+    lrs = [0.1, 0.2, 0.2, 0.19, 0.3, 0.1]
+    assert [plan.step(10, lr) for lr in lrs] == [True, True, True, False, False, False]
+    assert AveragePlan(every=1, post_local=True).step(1, 0.0)  # a warm-up may begin at an lr of 0
 
 
 @pytest.mark.parametrize(
@@ -200,17 +212,17 @@ def test_they_talk_at_every_average_and_at_least_every_32_steps(every: int | str
         shared = [n for n, part in enumerate(steps, 1) if step(worker, part, rank, votes).shared]
         return shared, asked
 
-    assert TALK == 32
-    for shared, asked in gang(2, work, AverageOptions(every=every), model=plain):
+    assert EXCHANGE_EVERY == 32
+    for shared, asked in group_of(2, work, AverageOptions(every=every), model=plain):
         assert shared == talks
-        assert asked == len(talks)  # nobody is asked what nobody hears
+        assert asked == len(talks)  # votes are asked for only when they are exchanged
 
 
 def test_one_worker_always_talks_to_itself() -> None:
     def work(worker: Any, rank: int) -> list[Outcome]:
         return [step(worker, part, rank, lambda: Votes(save=True)) for part in even(1, 3)]
 
-    [outcomes] = gang(1, work)
+    [outcomes] = group_of(1, work)
     assert all(outcome.shared and outcome.votes.save for outcome in outcomes)
 
 
@@ -222,21 +234,21 @@ def test_what_any_worker_votes_for_happens_at_all() -> None:
         votes = Votes(stop=rank == 2, save=rank == 0)
         return [step(worker, part, rank, lambda: votes) for part in even(3, 4)]
 
-    for *silent, last in gang(3, work):
+    for *silent, last in group_of(3, work):
         assert [(outcome.shared, outcome.votes) for outcome in silent] == [(False, Votes())] * 3
         assert last.votes == Votes(stop=True, over=False, save=True)
 
 
 @pytest.mark.parametrize("chosen", [MEAN, ELASTIC, AverageOptions(every="end")], ids=str)
 def test_the_loss_is_the_mean_over_all_samples_since_the_last_talk(chosen: AverageOptions) -> None:
-    count = TALK if chosen.every == "end" else 4
+    count = EXCHANGE_EVERY if chosen.every == "end" else 4
     sizes = [[1 + number % 4, 2, number % 2] for number in range(count)]
     steps = parts(3, sizes)
 
     def work(worker: Any, rank: int) -> list[Outcome]:
         return [step(worker, part, rank) for part in steps]
 
-    outcomes = gang(3, work, chosen, model=plain)
+    outcomes = group_of(3, work, chosen, model=plain)
     total = sum(map(sum, sizes))
     apart = [[(each[n].loss, sizes[n][rank]) for n in range(count - 1)] for rank, each in enumerate(outcomes)]
     last = [each[-1] for each in outcomes]
@@ -260,19 +272,19 @@ def _last_losses(steps: list[Part], chosen: AverageOptions) -> float:
             return 0.0
         return nn.functional.cross_entropy(worker.model(share.inputs), share.targets).item() * share.size
 
-    return sum(gang(3, work, chosen, model=plain))
+    return sum(group_of(3, work, chosen, model=plain))
 
 
 @pytest.mark.parametrize("chosen", [MEAN, AverageOptions(every="end")], ids=str)
 def test_a_worker_that_diverges_says_nothing_until_all_hear_it(chosen: AverageOptions) -> None:
-    count = TALK if chosen.every == "end" else 4
+    count = EXCHANGE_EVERY if chosen.every == "end" else 4
     steps = even(3, count)
     steps[1].shares[1].inputs[0, 0] = math.nan
 
     def work(worker: Any, rank: int) -> list[Outcome]:
         return [step(worker, part, rank) for part in steps]
 
-    for rank, outcomes in enumerate(gang(3, work, chosen, model=plain)):
+    for rank, outcomes in enumerate(group_of(3, work, chosen, model=plain)):
         assert math.isfinite(outcomes[1].loss) == (rank != 1)
         assert not any(outcome.shared for outcome in outcomes[:-1])
         assert outcomes[-1].shared
@@ -289,11 +301,11 @@ def test_an_average_is_one_message() -> None:
     def work(worker: Any, rank: int) -> None:
         for part in even(2, 8):
             step(worker, part, rank)
-        with worker.whole():
+        with worker.consolidated():
             pass
-        worker.settle()
+        worker.finalize()
 
-    gang(2, work, wrap=wrap)
+    group_of(2, work, wrap=wrap)
     for transport in counted:
         assert transport.traffic["all_reduce"].calls == 2  # after steps 4 and 8: then all are equal
         weights = FEATURES * 7 + 7 + 7 + 7 + 7 * CLASSES + CLASSES
@@ -312,7 +324,7 @@ def test_an_average_is_one_message() -> None:
         ("mean", "adamw", 3),
     ],
 )
-def test_what_a_meeting_exchanges(outer: str, recipe: str, copies: int) -> None:
+def test_what_an_average_exchanges(outer: str, recipe: str, copies: int) -> None:
     """DiLoCo sends the parameters alone; the mean of the optimizers' states is one or two copies more."""
     counted: list[CountingTransport] = []
 
@@ -327,19 +339,19 @@ def test_what_a_meeting_exchanges(outer: str, recipe: str, copies: int) -> None:
     def wide() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 700), nn.Tanh(), nn.Linear(700, CLASSES))
 
-    gang(2, work, OUTERS[outer], RECIPES[recipe], wide, wrap=wrap)
+    group_of(2, work, OUTERS[outer], RECIPES[recipe], wide, wrap=wrap)
     parameters = 8 * (700 * (FEATURES + 1) + CLASSES * 701)
     for transport in counted:
         traffic = transport.traffic["all_reduce"]
         assert traffic.calls == 1
-        assert copies <= traffic.bytes / parameters < copies + 0.05  # what is told, and cache lines
+        assert copies <= traffic.bytes / parameters < copies + 0.05  # the header, and cache lines
 
 
-# ---- whole, and settled
+# ---- consolidated, and finalized
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-def test_looking_at_the_whole_changes_nothing(outer: str) -> None:
+def test_consolidating_changes_nothing(outer: str) -> None:
     steps = uneven(10)
 
     def train(look: bool) -> list[Any]:
@@ -348,15 +360,15 @@ def test_looking_at_the_whole_changes_nothing(outer: str) -> None:
                 step(worker, part, rank)
                 before = own(worker)
                 if look:
-                    with worker.whole():
+                    with worker.consolidated():
                         inside = own(worker)
                     same(own(worker), before)
                     assert any(not torch.equal(before[name], inside[name]) for name in before) == (
-                        outer == "elastic" or worker._pace.steps > 0
+                        outer == "elastic" or worker._plan.round_steps > 0
                     )
             return own(worker), kept(worker)
 
-        return gang(3, work, OUTERS[outer])
+        return group_of(3, work, OUTERS[outer])
 
     for (looked, state), (blind, other) in zip(train(True), train(False), strict=True):
         same(looked, blind)
@@ -364,14 +376,14 @@ def test_looking_at_the_whole_changes_nothing(outer: str) -> None:
 
 
 @pytest.mark.parametrize("outer", OUTERS)
-def test_settled_is_what_the_whole_was_and_what_is_saved(outer: str) -> None:
+def test_the_final_model_is_the_consolidated_one_and_is_saved(outer: str) -> None:
     def work(worker: Any, rank: int) -> tuple[State, State]:
         for part in uneven(6):
             step(worker, part, rank)
         before = kept(worker)
-        with worker.whole():
+        with worker.consolidated():
             inside = own(worker)
-        worker.settle()
+        worker.finalize()
         same(own(worker), inside)
         after = kept(worker)
         assert not any(name.startswith("workers/") for name in after)
@@ -382,9 +394,9 @@ def test_settled_is_what_the_whole_was_and_what_is_saved(outer: str) -> None:
                 assert torch.equal(before[name], tensor), name
         return own(worker), {name: t for name, t in after.items() if not name.startswith("rank/")}
 
-    (first, state), *rest = gang(3, work, OUTERS[outer])
-    for settled, other in rest:
-        same(first, settled, "num_batches_tracked")
+    (first, state), *rest = group_of(3, work, OUTERS[outer])
+    for final, other in rest:
+        same(first, final, "num_batches_tracked")
         same(state, other, "num_batches_tracked")
 
 
@@ -408,7 +420,7 @@ def trained(
         outcomes = [step(worker, part, rank) for part in steps]
         return kept(worker), own(worker), outcomes
 
-    return gang(workers, work, chosen, recipe, strategy=strategy, epoch=epoch)
+    return group_of(workers, work, chosen, recipe, strategy=strategy, epoch=epoch)
 
 
 @pytest.mark.parametrize("at", [4, 6])
@@ -435,7 +447,7 @@ def test_the_same_workers_go_on_bit_for_bit(outer: str, recipe: str, at: int) ->
     [AverageOptions(every="epoch"), AverageOptions(every=40), AverageOptions(every=3, post_local=True)],
     ids=str,
 )
-def test_what_decides_about_meetings_is_saved(chosen: AverageOptions) -> None:
+def test_what_decides_when_to_average_is_saved(chosen: AverageOptions) -> None:
     steps = [
         Part(part.shares, 0.1 if number < 20 else 0.01) for number, part in enumerate(even(2, 50))
     ]  # post-local from step 20 on
@@ -449,7 +461,7 @@ def test_what_decides_about_meetings_is_saved(chosen: AverageOptions) -> None:
             assert outcomes == expected[at:]
 
 
-def test_a_state_tells_the_whole_and_each_workers_own() -> None:
+def test_a_state_has_the_common_model_and_each_workers_own() -> None:
     found = trained(3, uneven(6), ELASTIC)
     state, models = found[0][0], [model for _, model, _ in found]
     for rank, model in enumerate(models):
@@ -481,22 +493,22 @@ def test_other_workers_go_on_from_the_average(outer: str, then: int) -> None:
         assert not any(name.startswith("workers/") for name in now)
         for part in even(then, 5):
             step(worker, part, rank)
-        worker.settle()
+        worker.finalize()
         return own(worker)
 
-    first, *rest = gang(then, work, OUTERS[outer])
+    first, *rest = group_of(then, work, OUTERS[outer])
     assert all(tensor.isfinite().all() for tensor in first.values())
     for other in rest:
         same(first, other)
 
 
 def memory(worker: Any) -> State:
-    """What a worker's optimizer remembers now."""
+    """A worker's optimizer state."""
     packed = pack(worker.model, worker._optimizer)
     return {name: tensor.clone() for name, tensor in packed.items() if name.startswith("optimizer/")}
 
 
-@pytest.mark.parametrize("at", [4, 6])  # after a meeting, and in the middle of a round
+@pytest.mark.parametrize("at", [4, 6])  # after an average, and in the middle of a round
 @pytest.mark.parametrize("recipe", ["momentum", "adamw"])
 def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str, at: int) -> None:
     def first(worker: Any, rank: int) -> tuple[State, State]:
@@ -504,7 +516,7 @@ def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str
             step(worker, part, rank)
         return memory(worker), kept(worker)
 
-    found = gang(3, first, NESTEROV, RECIPES[recipe])
+    found = group_of(3, first, NESTEROV, RECIPES[recipe])
     own, state = [memory for memory, _ in found], found[0][1]
     mean = {name: tensor for name, tensor in state.items() if name.startswith("optimizer/")}
     assert not any(torch.equal(own[0][name], own[1][name]) for name in mean if "/step/" not in name)
@@ -518,15 +530,15 @@ def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str
         return memory(worker)
 
     for workers, expected in ((2, own[:2]), (4, [*own, mean]), (1, [mean])):
-        for now, before in zip(gang(workers, then, NESTEROV, RECIPES[recipe]), expected, strict=True):
+        for now, before in zip(group_of(workers, then, NESTEROV, RECIPES[recipe]), expected, strict=True):
             same(now, before)
     averaging = dataclasses.replace(NESTEROV, average_optimizer=True)
-    for now in gang(3, then, averaging, RECIPES[recipe]):
+    for now in group_of(3, then, averaging, RECIPES[recipe]):
         same(now, mean)
 
 
 def test_a_rank_that_had_no_sample_goes_on_without_memory() -> None:
-    """Adam begins to remember with the first gradient: a resumed rank must not be given the others' mean."""
+    """Adam creates its state with the first gradient: a resumed rank must not get the mean of the others."""
     steps = parts(2, [[3, 0]] * 3 + [[3, 2]] * 3)
     chosen, adam = AverageOptions(every=2, outer="nesterov"), RECIPES["adamw"]
     whole = trained(2, steps, chosen, adam)
@@ -539,7 +551,7 @@ def test_a_rank_that_had_no_sample_goes_on_without_memory() -> None:
         same(model, other, "num_batches_tracked")
 
 
-def test_a_state_of_before_optimizers_were_kept_apart_is_read() -> None:
+def test_a_state_from_before_optimizer_states_were_kept_per_rank_is_read() -> None:
     """Old checkpoints of nesterov have one optimizer state, the mean, or in a round each worker's own."""
     old = dataclasses.replace(NESTEROV, average_optimizer=True)
     for at in (4, 6):
@@ -552,7 +564,7 @@ def test_a_state_of_before_optimizers_were_kept_apart_is_read() -> None:
             worker.load_state(state)
             return memory(worker)
 
-        for rank, now in enumerate(gang(2, then, NESTEROV)):
+        for rank, now in enumerate(group_of(2, then, NESTEROV)):
             own = {name.removeprefix(f"workers/{rank}/"): t for name, t in state.items()}
             same(now, mean if at == 4 else {name: own[name] for name in mean})
 
@@ -597,7 +609,7 @@ def test_any_strategy_goes_on_from_an_average_and_the_other_way_round(recipe: st
 
 @pytest.mark.parametrize("chosen", [MEAN, NESTEROV], ids=["mean", "nesterov"])
 def test_another_optimizer_begins_without_memory(chosen: AverageOptions) -> None:
-    """A run that goes on with another optimizer is given no memory of the old one: nor are its workers."""
+    """A run that resumes with another optimizer gets no state of the old one, and neither do its workers."""
     [(state, _, _), *_] = trained(2, even(2, 6), chosen)
     given = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
     for found, _, _ in trained(2, even(2, 1), chosen, RECIPES["adamw"], given):
@@ -619,7 +631,7 @@ def test_workers_start_from_rank_0s_values() -> None:
         made[3].bias.requires_grad_(False).fill_(float(seed))
         return made
 
-    first, *rest = gang(3, lambda worker, rank: own(worker), model=model)
+    first, *rest = group_of(3, lambda worker, rank: own(worker), model=model)
     assert first["1.running_mean"].eq(0).all()
     for other in rest:
         same(first, other)
@@ -628,7 +640,7 @@ def test_workers_start_from_rank_0s_values() -> None:
 def test_another_model_at_one_worker_is_noticed() -> None:
     models = [normed(), plain()]
     with pytest.raises(ManyhandsError, match=r"^worker 1 built another model than worker 0: "):
-        gang(2, lambda worker, rank: None, model=models.pop)
+        group_of(2, lambda worker, rank: None, model=models.pop)
 
 
 @pytest.mark.parametrize("outer", ["nesterov", "elastic"])

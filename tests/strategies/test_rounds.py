@@ -1,4 +1,4 @@
-"""A server and what it is asked, one word after the other: rounds, fences, and who comes when it is over."""
+"""A parameter server and its requests, one after the other: rounds, sync points, and a late joiner."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from torch import Tensor, nn
 from manyhands.data.order import Order
 from manyhands.recipes.members import constant
 from manyhands.strategies import options
-from manyhands.strategies.asynchronous.base import Work
-from manyhands.strategies.asynchronous.parameter_server import Server
+from manyhands.strategies.asynchronous.base import AsynchronousSetup, Work
+from manyhands.strategies.asynchronous.parameter_server import QueueServer
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
 from manyhands.strategies.asynchronous.server_channel import MemoryChannel, ServerReply, ServerRequest, Verb
 from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute
 from manyhands.transports.base import Transport
 from manyhands.transports.threads import ThreadGroup
 
 
 class Over(Exception):  # noqa: N818
-    """All words have been said."""
+    """All requests have been made."""
 
 
-class Said:
-    """A window through which comes what a list says; what is answered is kept, by rank."""
+class ListedRequests:
+    """A channel that brings the requests of a list and keeps the replies, by rank."""
 
-    def __init__(self, store: ParameterStore, words: Sequence[tuple[int, ServerRequest]]) -> None:
-        self.whole, self._words = torch.zeros(store.whole, dtype=store.dtype), list(words)
-        self._rows = {rank: torch.ones(store.row, dtype=store.dtype) for rank, _ in words}
+    def __init__(self, store: ParameterStore, requests: Sequence[tuple[int, ServerRequest]]) -> None:
+        self.values, self._requests = torch.zeros(store.size, dtype=store.dtype), list(requests)
+        self._rows = {rank: torch.ones(store.row, dtype=store.dtype) for rank, _ in requests}
         self.answers: list[tuple[int, ServerReply]] = []
 
     def listen(self, seconds: float) -> tuple[int, ServerRequest]:
-        if not self._words:
+        if not self._requests:
             raise Over
-        return self._words.pop(0)
+        return self._requests.pop(0)
 
-    def answer(self, rank: int, reply: ServerReply, memory: Tensor | None = None) -> None:
+    def answer(self, rank: int, reply: ServerReply, optimizer_state: Tensor | None = None) -> None:
         self.answers.append((rank, reply))
 
     def pushed(self, rank: int) -> Tensor:
@@ -54,29 +54,35 @@ class Said:
 
 
 def serve(
-    words: Sequence[tuple[int, ServerRequest]], samples: int, fence: int, tests: int = 1, **given: Any
-) -> tuple[Any, Server]:
-    """A server of two workers, batches of four samples, and a test at the fence."""
+    requests: Sequence[tuple[int, ServerRequest]], samples: int, sync_point: int, tests: int = 1, **given: Any
+) -> tuple[Any, QueueServer]:
+    """A server of two workers, batches of four samples, and a test at the sync point."""
     model = nn.Linear(1, 1)
     alone = SimpleNamespace(rank=0, size=3, on_host=SimpleNamespace(size=3), barrier=lambda: None)
     chosen, store = options.build("server", given), ParameterStore(model, 1)
     work = Work(Order(samples, 4, 0), 2, tests, 1)
-    compute = Compute(nn.functional.mse_loss)
-    window: Any = Said(store, words)
-    setup = Setup(model, constant(lr=0.1), compute, alone, options=chosen, work=work)  # type: ignore[arg-type]
-    server = Server(setup, store, window)
+    channel: Any = ListedRequests(store, requests)
+    setup = AsynchronousSetup(
+        model=model,
+        recipe=constant(lr=0.1),
+        compute=Compute(nn.functional.mse_loss),
+        transport=alone,  # type: ignore[arg-type]
+        options=chosen,
+        work=work,
+    )
+    server = QueueServer(setup, store, channel)
     queue = server.queue
 
-    def look() -> None:
+    def poll() -> None:
         if queue.is_drained(tests):
             queue.test() if queue.stage is QueueStage.TRAIN else queue.train(samples)
 
-    server.enter(look)
+    server.poll_with(poll)
     queue.begin(0, 0)
-    queue.train(fence)
+    queue.train(sync_point)
     with suppress(Over):
         server.serve(lambda: None)
-    return window.answers, server
+    return channel.answers, server
 
 
 HELLO = ServerRequest(Verb.HELLO, pull=True)
@@ -87,8 +93,8 @@ def has_tested(version: int) -> ServerRequest:
 
 
 def back_from_the_test(version: int) -> ServerRequest:
-    """It has heard that all are about a test, of which nothing was left for it."""
-    return ServerRequest(Verb.ASK, known=QueueStage.TEST, version=version)
+    """The worker knows of a test, but no part of it was left."""
+    return ServerRequest(Verb.ASK, stage=QueueStage.TEST, version=version)
 
 
 def has_trained(version: int) -> ServerRequest:
@@ -100,10 +106,10 @@ AT_THE_TEST = [(1, HELLO), (2, HELLO), *ROUND]
 
 
 def kinds(answers: list[tuple[int, ServerReply]]) -> list[tuple[int, LeaseKind]]:
-    return [(rank, reply.claim.kind) for rank, reply in answers]
+    return [(rank, reply.lease.kind) for rank, reply in answers]
 
 
-def test_a_round_waits_for_one_that_comes_back_later_from_a_test() -> None:
+def test_a_round_waits_for_a_worker_that_comes_back_later_from_a_test() -> None:
     """Worker 1 once made the first round after a test alone, and worker 2's gradient was dropped as late."""
     first = [*AT_THE_TEST, (1, has_tested(1)), (1, back_from_the_test(1)), (1, has_trained(1))]
     answers, server = serve(first, 8, 4, backup=0)
@@ -115,48 +121,48 @@ def test_a_round_waits_for_one_that_comes_back_later_from_a_test() -> None:
         (1, LeaseKind.LATER),
         (1, LeaseKind.TRAIN),
     ]
-    assert server._version == 1  # the other half of the batch is still to come
+    assert server._slice.version == 1  # the other half of the batch is still to come
     then = [(2, back_from_the_test(1)), (2, has_trained(1))]
     _, server = serve([*first, *then], 8, 4, backup=0)
-    assert server._version == 2
+    assert server._slice.version == 2
     assert [share[2] for share in server.queue.shares()] == [0, 0, 0]
 
 
-def test_a_round_does_not_wait_for_what_nobody_can_claim() -> None:
+def test_a_round_does_not_wait_for_what_no_worker_can_lease() -> None:
     """The last batch is one sample, for one of two workers."""
-    words = [(1, HELLO), (2, HELLO), (1, has_trained(0)), (2, has_trained(0)), (1, has_trained(1))]
-    _, server = serve(words, 5, 5, backup=0)
-    assert server._version == 2
+    requests = [(1, HELLO), (2, HELLO), (1, has_trained(0)), (2, has_trained(0)), (1, has_trained(1))]
+    _, server = serve(requests, 5, 5, backup=0)
+    assert server._slice.version == 2
     assert server.queue.samples == 5
 
 
-def test_who_has_pulled_for_a_test_pulls_again_if_others_were_faster() -> None:
+def test_a_worker_that_pulled_for_a_test_pulls_again_if_others_were_faster() -> None:
     """Or it would begin with a gradient that is stale already, or comes too late for its round."""
-    words = [(1, HELLO), (2, HELLO), (1, has_trained(0)), (2, has_trained(0))]  # both are given a test
-    words += [(2, has_tested(2)), (1, has_tested(2)), (1, back_from_the_test(2)), (1, has_trained(2))]
-    answers, _ = serve([*words, (2, back_from_the_test(2))], 12, 4, tests=2)
-    said = [
+    requests = [(1, HELLO), (2, HELLO), (1, has_trained(0)), (2, has_trained(0))]  # both are given a test
+    requests += [(2, has_tested(2)), (1, has_tested(2)), (1, back_from_the_test(2)), (1, has_trained(2))]
+    answers, _ = serve([*requests, (2, back_from_the_test(2))], 12, 4, tests=2)
+    expected = [
         (1, LeaseKind.TEST),
         (2, LeaseKind.TEST),
         (2, LeaseKind.LATER),
         (1, LeaseKind.LATER),
         (1, LeaseKind.TRAIN),
     ]
-    assert kinds(answers)[2:7] == said
+    assert kinds(answers)[2:7] == expected
     assert [reply.pull for _, reply in answers[2:7]] == [True, True, False, False, False]
     rank, reply = answers[-1]
-    assert (rank, reply.claim.kind, reply.pull, reply.version) == (2, LeaseKind.TRAIN, True, 3)
+    assert (rank, reply.lease.kind, reply.pull, reply.version) == (2, LeaseKind.TRAIN, True, 3)
 
 
 def closed(transport: Transport, made: Callable[[], nn.Module]) -> LeaseKind | None:
-    window = MemoryChannel(transport, ParameterStore(made(), 1), 1, joining=False)
+    channel = MemoryChannel(transport, ParameterStore(made(), 1), 1, joining=False)
     if transport.rank == 0:
-        window.close()
+        channel.close()
         return None
-    return window.ask(0, HELLO).claim.kind
+    return channel.ask(0, HELLO).lease.kind
 
 
-def test_who_joins_when_all_have_left_is_sent_home() -> None:
+def test_a_worker_that_joins_when_all_have_left_is_told_that_it_is_over() -> None:
     """It once waited for an answer for ever, and the others for it in their last exchange."""
     assert ThreadGroup(2, timeout=10).run(partial(closed, made=lambda: nn.Linear(1, 1))) == [
         None,

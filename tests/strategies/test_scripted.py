@@ -54,22 +54,22 @@ def piece(of: RunSpec, number: int) -> Array:
 
 def by_hand(of: RunSpec, events: list[Turn], lr: float = LR) -> tuple[Array, list[int], list[int]]:
     """Hogwild by the formula: who reads when, who writes when; parameters, staleness and workers."""
-    w, claimed, version = np.zeros(DIMENSIONS), 0, 0
+    w, leased, version = np.zeros(DIMENSIONS), 0, 0
     mine: dict[int, int] = {}
     read: dict[int, tuple[Array, int]] = {}
     stale, workers = [], []
     for rank, event in events:
         if event == "start":
-            mine[rank], claimed = claimed, claimed + 1
+            mine[rank], leased = leased, leased + 1
         elif event == "forward":
             read[rank] = H * (w - piece(of, mine[rank])), version
         else:
-            gradient, seen = read[rank]
+            gradient, read_at = read[rank]
             w = w - lr * gradient
-            stale.append(version - seen)
+            stale.append(version - read_at)
             workers.append(rank)
             version += 1
-            mine[rank], claimed = claimed, claimed + 1
+            mine[rank], leased = leased, leased + 1
     return w, stale, workers
 
 
@@ -134,25 +134,25 @@ def served(
     nesterov: bool = False,
     weight_decay: float = 0.0,
 ) -> tuple[Array, list[int]]:
-    """The server's updates by the formula: a worker pulls when it claims, and pushes at its next turn."""
-    w, claimed, version = np.zeros(DIMENSIONS), 0, 0
+    """The server's updates by the formula: a worker pulls when it leases, and pushes at its next turn."""
+    w, leased, version = np.zeros(DIMENSIONS), 0, 0
     v = np.zeros(DIMENSIONS)
     mine: dict[int, tuple[int, Array, int]] = {}
     stale: list[int] = []
     for rank in sorted(set(ranks)):
-        mine[rank] = claimed, w, version
-        claimed += 1
+        mine[rank] = leased, w, version
+        leased += 1
     for rank in ranks:
-        number, seen, at = mine[rank]
+        number, pulled, at = mine[rank]
         staleness = version - at
-        gradient = H * (seen - piece(of, number)) + weight_decay * w
+        gradient = H * (pulled - piece(of, number)) + weight_decay * w
         gradient = gradient / (max(1, staleness) if aware else 1)
         v = momentum * v + gradient
         w = w - lr * (gradient + momentum * v if nesterov else v)
         version += 1
         stale.append(staleness)
-        mine[rank] = claimed, w, version
-        claimed += 1
+        mine[rank] = leased, w, version
+        leased += 1
     return w, stale
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from manyhands.recipes.members import constant
-from manyhands.strategies.base import Compute, Setup
-from manyhands.strategies.sharded.worker import _hollow, _units, sharded
+from manyhands.strategies.base import Compute, PartitionedSetup
+from manyhands.strategies.sharded.worker import _units, _without_values, sharded
 from manyhands.strategies.single import Single
-from manyhands.testing.strategies import StrategySuite, network
+from manyhands.testing.strategies import StrategySuite, batch, network
 from manyhands.transports.solo import SoloTransport
 
 
@@ -21,7 +21,14 @@ class TestSharded(StrategySuite):
 
     def test_alone_it_takes_sparse_gradients(self) -> None:
         model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(3, 2))
-        setup = Setup(model, constant(lr=0.1), Compute(nn.functional.cross_entropy), SoloTransport())
+        setup = PartitionedSetup(
+            model=model,
+            recipe=constant(lr=0.1),
+            compute=Compute(nn.functional.cross_entropy),
+            transport=SoloTransport(),
+            batch=2,
+            example=batch,
+        )
         assert type(sharded(setup)) is Single
 
 
@@ -48,7 +55,7 @@ def test_a_model_is_divided_into_its_blocks() -> None:
 def test_blocks_that_share_or_are_not_the_models_own_are_gathered_together() -> None:
     tied = network()
     assert _units(tied) == ([tied], set())
-    made_up = Named(made_up=True)  # nobody would call such a block
+    made_up = Named(made_up=True)  # an unlikely name for a block
     assert _units(made_up)[0] == [made_up]
     no_sequence = nn.Bilinear(2, 2, 2)
     assert _units(no_sequence)[0] == [no_sequence]
@@ -62,9 +69,9 @@ def test_what_cannot_be_sharded_with_the_rest_is_left_out() -> None:
     assert _units(model)[1] == {model.other, model.scalar, model.empty}
 
 
-def test_a_hollow_copy_has_the_same_buffers_ties_and_names() -> None:
+def test_a_without_values_copy_has_the_same_buffers_ties_and_names() -> None:
     model = network()
-    copy = _hollow(model)
+    copy = _without_values(model)
     assert copy[1].running_mean is model[1].running_mean
     assert copy[0].weight is copy[3].weight
     assert [name for name, _ in copy.named_parameters()] == [name for name, _ in model.named_parameters()]

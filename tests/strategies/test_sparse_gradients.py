@@ -12,7 +12,7 @@ from manyhands.core.errors import UsageError
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute, SynchronousSetup
 from manyhands.strategies.data_parallel.allreduce import AllReduce
 from manyhands.strategies.single import Single
 from manyhands.strategies.sparse_gradients import refuse, sparse_parameters, total_norm
@@ -42,8 +42,9 @@ def batches(count: int) -> list[Batch]:
     ]
 
 
-def setup(model: nn.Module, recipe: Recipe) -> Setup:
-    return Setup(model, recipe, Compute(nn.functional.cross_entropy), SoloTransport())
+def setup(model: nn.Module, recipe: Recipe) -> SynchronousSetup:
+    compute = Compute(nn.functional.cross_entropy)
+    return SynchronousSetup(model=model, recipe=recipe, compute=compute, transport=SoloTransport())
 
 
 def test_embeddings_that_say_so_have_sparse_gradients() -> None:
@@ -79,7 +80,7 @@ def test_a_strategy_that_cannot_use_them_says_so() -> None:
     with pytest.raises(UsageError) as error:
         refuse(Reader(), "server")
     assert str(error.value) == (
-        "strategy server hands over whole gradients, but words.weight has sparse ones: "
+        "strategy server exchanges dense gradients, but words.weight has sparse ones: "
         "use single, hogwild or average, or an embedding with sparse=False"
     )
 

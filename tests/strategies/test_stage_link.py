@@ -1,4 +1,4 @@
-"""Handing a tensor to the neighbor: through slots that are used where they lie, or as messages."""
+"""Sending a tensor to the neighboring stage: through slots that are used in place, or as messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch import Tensor
 from manyhands.core.errors import DeadlineError, ManyhandsError
 from manyhands.strategies.pipeline import stage_link
 from manyhands.strategies.pipeline.stage_link import (
-    ExpectedTensor,
-    MailLink,
+    LinkSize,
+    LinkSpec,
+    MessageLink,
     SlotLink,
     StageLink,
-    StageRoom,
-    links,
+    open_links,
 )
 from manyhands.transports.base import CPU, Transport
 from manyhands.transports.mpi import MpiTransport
@@ -47,7 +47,7 @@ SEVERAL = [
 
 def ends(slots: int = 2, nbytes: int = 64) -> tuple[SlotLink, SlotLink]:
     """Both ends of a link in one thread."""
-    room = StageRoom(slots, nbytes)
+    room = LinkSize(slots, nbytes)
     memory = torch.zeros(room.total, dtype=torch.uint8)
     sender, receiver = (SlotLink(SoloTransport(), memory, room, "activation") for _ in range(2))
     return sender, receiver
@@ -79,10 +79,10 @@ class TestSlots:
         with pytest.raises(DeadlineError, match=r"^waited 0.01 s for the room of the neighboring stage$"):
             sender.put(torch.tensor([2.0]))
         first = receiver.take()
-        with pytest.raises(DeadlineError):  # taken is not given back
+        with pytest.raises(DeadlineError):  # taken is not released
             sender.put(torch.tensor([2.0]))
         assert first.item() == 0.0
-        receiver.free()
+        receiver.release()
         sender.put(torch.tensor([2.0]))
         assert [receiver.take().item() for _ in range(2)] == [1.0, 2.0]
 
@@ -102,11 +102,11 @@ class TestSlots:
             found = receiver.take()
             places.add(found.data_ptr())
             assert found.item() == number
-            receiver.free()
+            receiver.release()
         assert len(places) == 3
 
     def test_what_is_still_used_is_not_overwritten(self) -> None:
-        """Always two held, the older one given back, the next put in its place."""
+        """Always two held, the older one released, the next put in its place."""
         sender, receiver = ends(slots=3)
         for number in range(2):
             sender.put(torch.tensor([number]))
@@ -114,7 +114,7 @@ class TestSlots:
         for number in range(2, 9):
             sender.put(torch.tensor([number]))
             assert [each.item() for each in held] == [number - 2, number - 1]
-            receiver.free()
+            receiver.release()
             held = [held[1], receiver.take()]
 
     def test_slots_do_not_touch_each_other(self) -> None:
@@ -136,7 +136,7 @@ class TestSlots:
         second = receiver.take().requires_grad_()
         other = (second * weight).sum()
         output.backward()
-        receiver.free()
+        receiver.release()
         sender.put(torch.tensor([7.0, 8.0, 9.0]))  # over the first, which is no longer needed
         other.backward()
         assert weight.grad is not None
@@ -154,27 +154,27 @@ class TestSlots:
         with pytest.raises(ManyhandsError) as caught:
             sender.put(torch.zeros(17))
         assert str(caught.value) == (
-            "a stage hands on 68 bytes, but 64 were measured before the run: its outputs must not grow with "
+            "a stage sends 68 bytes, but 64 were measured before the run: its outputs must not grow with "
             "the data"
         )
 
-    def test_room_is_whole_lines(self) -> None:
-        assert StageRoom(2, 1).stride == StageRoom(2, 64).stride
-        assert StageRoom(2, 65).stride == StageRoom(2, 64).stride + 64
-        assert StageRoom(3, 100).total == 2 * 64 + 3 * StageRoom(3, 100).stride
+    def test_slots_are_whole_cache_lines(self) -> None:
+        assert LinkSize(2, 1).stride == LinkSize(2, 64).stride
+        assert LinkSize(2, 65).stride == LinkSize(2, 64).stride + 64
+        assert LinkSize(3, 100).total == 2 * 64 + 3 * LinkSize(3, 100).stride
 
 
 # ---- between workers: rank 0 sends to the last rank, which answers
 
 
-def wanted(size: int, slots: int = 2) -> list[ExpectedTensor]:
-    room = StageRoom(slots, 128)
-    return [ExpectedTensor(0, size - 1, "activation", room), ExpectedTensor(size - 1, 0, "gradient", room)]
+def wanted(size: int, slots: int = 2) -> list[LinkSpec]:
+    room = LinkSize(slots, 128)
+    return [LinkSpec(0, size - 1, "activation", room), LinkSpec(size - 1, 0, "gradient", room)]
 
 
 def talks(transport: Transport, kind: type[StageLink]) -> list[Tensor]:
     """One direction full of different tensors, the answers in the other, several rounds."""
-    there, back = links(transport, wanted(transport.size), CPU)
+    there, back = open_links(transport, wanted(transport.size), CPU)
     if transport.rank not in (0, transport.size - 1):
         assert (there, back) == (None, None)
         return []
@@ -186,18 +186,18 @@ def talks(transport: Transport, kind: type[StageLink]) -> list[Tensor]:
             for tensor in SEVERAL:
                 there.put(tensor)
                 found.append(back.take().clone())
-                back.free()
+                back.release()
     else:
         for _ in range(3 * len(SEVERAL)):
             back.put(there.take())
-            there.free()
+            there.release()
     transport.barrier() if transport.size == 2 else None
     return found
 
 
 def runs_ahead(transport: Transport) -> list[float]:
     """As many as there are slots may be on their way while the receiver does something else."""
-    there, back = links(transport, wanted(2, slots=4), CPU)
+    there, back = open_links(transport, wanted(2, slots=4), CPU)
     assert there is not None
     assert back is not None
     if transport.rank == 0:
@@ -209,13 +209,13 @@ def runs_ahead(transport: Transport) -> list[float]:
     found = []
     for _ in range(4):
         found.append(there.take()[0].item())
-        there.free()
+        there.release()
     return found
 
 
 def hurries(transport: Transport) -> list[float]:
     """A sender that is faster than its receiver, through few slots."""
-    [there, _] = links(transport, wanted(2), CPU)
+    [there, _] = open_links(transport, wanted(2), CPU)
     assert there is not None
     found = []
     for number in range(40):
@@ -225,9 +225,9 @@ def hurries(transport: Transport) -> list[float]:
             taken = there.take()
             if number % 8 == 0:
                 time.sleep(0.002)
-            assert taken.unique().numel() == 1  # nobody writes meanwhile
+            assert taken.unique().numel() == 1  # no stage writes meanwhile
             found.append(taken[0].item())
-            there.free()
+            there.release()
     return found
 
 
@@ -250,13 +250,13 @@ def test_threads() -> None:
 
 
 def test_threads_that_pretend_two_hosts() -> None:
-    check(ThreadGroup(2, timeout=20, hosts="ab").run(partial(all_of, kind=MailLink)))
+    check(ThreadGroup(2, timeout=20, hosts="ab").run(partial(all_of, kind=MessageLink)))
 
 
-def test_who_is_at_neither_end_has_none() -> None:
+def test_a_rank_at_neither_end_has_no_link() -> None:
     results = ThreadGroup(3, timeout=20).run(partial(talks, kind=SlotLink))
     assert [len(found) for found in results] == [3 * len(SEVERAL), 0, 0]
-    results = ThreadGroup(3, timeout=20, hosts="aab").run(partial(talks, kind=MailLink))
+    results = ThreadGroup(3, timeout=20, hosts="aab").run(partial(talks, kind=MessageLink))
     assert [len(found) for found in results] == [3 * len(SEVERAL), 0, 0]
 
 
@@ -265,14 +265,14 @@ def test_processes_that_share_memory() -> None:
 
 
 def test_messages_of_torch() -> None:
-    check(processes(partial(TorchTransport, timeout=30.0), ("here",) * 2, partial(all_of, kind=MailLink)))
+    check(processes(partial(TorchTransport, timeout=30.0), ("here",) * 2, partial(all_of, kind=MessageLink)))
 
 
 @pytest.mark.skipif(NO_MPI, reason="mpi4py or mpirun is not installed")
 def test_messages_of_mpi() -> None:
     gang = MpiGang(2)
     try:
-        check(gang.run(partial(MpiTransport, timeout=30.0), ("here",) * 2, partial(all_of, kind=MailLink)))
+        check(gang.run(partial(MpiTransport, timeout=30.0), ("here",) * 2, partial(all_of, kind=MessageLink)))
     finally:
         gang.close()
 
@@ -281,6 +281,6 @@ def test_a_device_of_its_own_shares_no_memory() -> None:
     """What lies on a GPU is sent, also to a peer on this host."""
 
     def made(transport: Transport) -> list[type]:
-        return [type(link) for link in links(transport, wanted(2), torch.device("meta"))]
+        return [type(link) for link in open_links(transport, wanted(2), torch.device("meta"))]
 
-    assert ThreadGroup(2, timeout=20).run(made) == [[MailLink, MailLink]] * 2
+    assert ThreadGroup(2, timeout=20).run(made) == [[MessageLink, MessageLink]] * 2

@@ -18,9 +18,9 @@ from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.recipes.members import constant
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
 from manyhands.strategies.asynchronous.server_channel import ServerReply, ServerRequest, Verb, server_channel
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute, SynchronousSetup
 from manyhands.strategies.data_parallel.allreduce import allreduce
-from manyhands.strategies.pipeline.stage_link import ExpectedTensor, StageRoom, links
+from manyhands.strategies.pipeline.stage_link import LinkSize, LinkSpec, open_links
 from manyhands.transports import tensor_bytes
 from manyhands.transports.base import CPU, Transport
 from manyhands.transports.shm.transport import ShmTransport
@@ -43,7 +43,8 @@ def trains(transport: Transport) -> list[int]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(33, 17), nn.BatchNorm1d(17), nn.Linear(17, 5))
     recipe = constant(lr=0.1, momentum=0.9)
-    worker = allreduce(Setup(model, recipe, Compute(nn.functional.cross_entropy), counting))
+    compute = Compute(nn.functional.cross_entropy)
+    worker = allreduce(SynchronousSetup(model=model, recipe=recipe, compute=compute, transport=counting))
     found = []
     for _ in range(3):
         before = moved(counting)
@@ -68,11 +69,11 @@ WAYS: dict[str, Callable[[int], list[Any]]] = {
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sum_of_gradients_counts_the_same_on_every_transport(way: str, size: int) -> None:
-    """At each rank the parameters once, whatever its slice, and the notes: by hand for this model."""
+    """At each rank the parameters once, whatever its slice, and the step header: by hand for this model."""
     lengths = (33 * 17, 17, 17, 17, 17 * 5, 5)
     rows = sum(-(-length // 16) * 16 for length in lengths)  # each begins on a cache line
-    notes = 5 + len(lengths) + 2 * 17  # loss and votes, which gradients there are, the norm's statistics
-    assert WAYS[way](size) == [[4 * (rows + notes)] * 3] * size
+    header = 5 + len(lengths) + 2 * 17  # loss and votes, which gradients there are, the norm's statistics
+    assert WAYS[way](size) == [[4 * (rows + header)] * 3] * size
 
 
 def test_a_rank_alone_exchanges_nothing() -> None:
@@ -81,58 +82,58 @@ def test_a_rank_alone_exchanges_nothing() -> None:
     assert (counting.traffic["all_reduce"].calls, moved(counting)) == (1, 0)
 
 
-# ---- what is handed over
+# ---- what is sent
 
 
-def hands(transport: Transport) -> tuple[int, int]:
+def sends(transport: Transport) -> tuple[int, int]:
     """Payload, and bytes of what announces it."""
     counting = CountingTransport(transport)
-    [link] = links(counting, [ExpectedTensor(0, 1, "activation", StageRoom(2, 4000))], CPU)
+    [link] = open_links(counting, [LinkSpec(0, 1, "activation", LinkSize(2, 4000))], CPU)
     assert link is not None
     for size in (1000, 10, 500):
         if transport.rank == 0:
             link.put(torch.zeros(size))
         else:
             assert link.take().shape == (size,)
-            link.free()
+            link.release()
     headers = sum(counting.traffic[name].calls for name in ("send", "recv") if name in counting.traffic) // 2
     return moved(counting), headers * tensor_bytes.HEADER * 8
 
 
 def test_an_activation_counts_at_both_ends_in_memory_and_as_a_message() -> None:
     for hosts, announced in (("aa", 0), ("ab", 3)):
-        for nbytes, headers in ThreadGroup(2, 20, hosts).run(hands):
+        for nbytes, headers in ThreadGroup(2, 20, hosts).run(sends):
             assert headers == announced * 512
             assert nbytes - headers == 4 * 1510
 
 
-WORDS = 16 * 8  # bytes of a question or an answer
+MESSAGE = 16 * 8  # bytes of a request or a reply
 
 
 def serves(transport: Transport) -> int:
     """A worker pushes its gradient and pulls parameters, twice."""
     counting = CountingTransport(transport)
     store = ParameterStore(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)), 1)
-    meeting = server_channel(counting, store, 1, False)
+    channel = server_channel(counting, store, 1, False)
     asking = ServerRequest(Verb.TRAINED, pushed=True, pull=True)
-    before, into = moved(counting), torch.zeros(store.whole)
+    before, into = moved(counting), torch.zeros(store.size)
     for _ in range(2):
         if transport.rank:
-            reply = meeting.ask(0, asking)
-            meeting.pull(0, into, reply)
+            reply = channel.ask(0, asking)
+            channel.pull(0, into, reply)
         else:
             heard = None
             while heard is None:
-                heard = meeting.listen(1.0)
-            meeting.answer(heard[0], ServerReply(pull=True))
+                heard = channel.listen(1.0)
+            channel.answer(heard[0], ServerReply(pull=True))
     return moved(counting) - before
 
 
 def test_a_push_and_a_pull_count_at_both_ends_in_memory_and_as_messages() -> None:
     parameters, buffers, tensors = 112 + 3 * 16, 10 + 10 + 1, 4
     payload = 4 * (parameters + tensors + buffers) + 4 * (parameters + buffers)
-    for hosts, words in (("aa", 0), ("ab", 2 * WORDS)):
-        assert ThreadGroup(2, 20, hosts).run(serves) == [2 * (payload + words)] * 2
+    for hosts, messages in (("aa", 0), ("ab", 2 * MESSAGE)):
+        assert ThreadGroup(2, 20, hosts).run(serves) == [2 * (payload + messages)] * 2
 
 
 # ---- what is counted of a run

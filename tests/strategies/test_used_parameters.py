@@ -1,4 +1,4 @@
-"""What is said to use all its parameters always does; whatever may not is not said to."""
+"""A model that is said to use all its parameters always does; one that may not is never said to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.recipes.members import constant
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.base import Compute, SynchronousSetup
 from manyhands.strategies.data_parallel import ddp
 from manyhands.strategies.data_parallel.ddp import Ddp
 from manyhands.strategies.data_parallel.used_parameters import all_used
@@ -22,7 +22,7 @@ from parity.alike import FEATURES, Sometimes, batches, plain, tied_and_frozen
 
 
 class Promising(nn.Module):
-    """Somebody's own module that says so, which nobody has checked."""
+    """A user's own module that declares so, which is not checked."""
 
     uses_all_members = True
 
@@ -111,21 +111,24 @@ class Two(SoloTransport):  # type: ignore[misc]
 
 
 class FakeDdp(nn.Module):
-    """What DDP was told."""
+    """Keeps the arguments of DDP."""
 
-    told: dict[str, object]
+    arguments: dict[str, object]
 
-    def __init__(self, module: nn.Module, **told: object) -> None:
+    def __init__(self, module: nn.Module, **arguments: object) -> None:
         super().__init__()
         self.module = module
-        FakeDdp.told = told
+        FakeDdp.arguments = arguments
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)
 
 
 def worker(model: nn.Module, loss: Callable[..., Tensor], transport: SoloTransport) -> Ddp:
-    return Ddp(Setup(model.double(), constant(lr=0.1), Compute(loss), transport))
+    setup = SynchronousSetup(
+        model=model.double(), recipe=constant(lr=0.1), compute=Compute(loss), transport=transport
+    )
+    return Ddp(setup)
 
 
 @pytest.mark.parametrize(("build", "searches"), [(plain, False), (Sometimes, True)])
@@ -137,11 +140,11 @@ def test_ddp_searches_only_where_a_parameter_may_be_unused(
     made = worker(build(), nn.functional.cross_entropy, Group())
     (batch,) = batches((6,))
     assert made.step(iter([batch]), 6, 0.1).loss > 0
-    assert FakeDdp.told["find_unused_parameters"] is searches
+    assert FakeDdp.arguments["find_unused_parameters"] is searches
 
 
 def test_a_gradient_that_is_missing_against_all_reason_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Going on would mean an update with gradients that nobody has summed."""
+    """Continuing would mean an update with gradients that were never summed."""
     monkeypatch.setattr(ddp, "DistributedDataParallel", FakeDdp)
     apart = torch.zeros((), dtype=torch.float64, requires_grad=True)
     made = worker(plain(), lambda outputs, targets: apart * 2, Group())

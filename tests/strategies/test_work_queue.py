@@ -1,4 +1,4 @@
-"""The ledger: every sample once an epoch, whoever claims, dies or comes late, in whatever order."""
+"""The work queue: every sample once per epoch, whichever worker leases, dies or comes late, in any order."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_pieces_are_the_parts_of_batches(n: int, batch: int, parts: int, start: 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_every_sample_is_used_once_an_epoch(data: st.DataObject) -> None:
-    """Workers claim, finish, die, come too late and join in any order, over several fences."""
+def test_every_sample_is_used_once_per_epoch(data: st.DataObject) -> None:
+    """Workers lease, finish, die, come too late and join in any order, over several sync points."""
     n, ranks = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
     batch = data.draw(st.integers(1, n))
     work = queue(n, batch, ranks)
@@ -60,7 +60,7 @@ def test_every_sample_is_used_once_an_epoch(data: st.DataObject) -> None:
     used: Counter[tuple[int, int]] = Counter()
     until = data.draw(st.integers(1, epochs * n))
     work.train(until)
-    claims: dict[int, tuple[int, int]] = {}
+    leases: dict[int, tuple[int, int]] = {}
     alive = set(range(ranks))
     order = Order(n, batch, seed=3)
     for _ in range(20_000):
@@ -71,21 +71,21 @@ def test_every_sample_is_used_once_an_epoch(data: st.DataObject) -> None:
             work.train(until)
         rank = data.draw(st.sampled_from(sorted(alive)))
         event = data.draw(st.sampled_from(["go", "go", "go", "late", "die"]))
-        if rank not in claims:
-            found = work.claim(rank, 1, 0)
+        if rank not in leases:
+            found = work.lease(rank, 1, 0)
             if found.kind is LeaseKind.TRAIN:
-                claims[rank] = found.start, found.size
+                leases[rank] = found.start, found.size
         elif event == "go":
-            start, size = claims.pop(rank)
+            start, size = leases.pop(rank)
             update = work.trained(rank, 0.5, 0.1, 0)
             assert (update.start, update.size, update.worker) == (start, size, rank)
             request = order.samples(start, size)
             used.update((request.epoch, int(sample)) for sample in request.samples)
         elif event == "late":
-            del claims[rank]
+            del leases[rank]
             work.put_back(rank, gone=False)
         elif len(alive) > 1:
-            del claims[rank]
+            del leases[rank]
             work.put_back(rank)
             if data.draw(st.booleans()):
                 work.enter(rank)  # a new one in its place
@@ -98,69 +98,69 @@ def test_every_sample_is_used_once_an_epoch(data: st.DataObject) -> None:
     assert work.samples == sum(used.values()) == sum(samples for samples, _, _ in work.shares())
 
 
-def test_nothing_is_claimed_beyond_a_fence_and_nothing_is_under_way_when_it_is_drained() -> None:
+def test_nothing_is_leased_beyond_a_sync_point_and_nothing_is_in_flight_when_it_is_drained() -> None:
     work = queue(20, 4, 2)
     work.train(5)
-    claims = [work.claim(0, 1, 0), work.claim(1, 1, 0)]
-    assert [(claim.start, claim.size) for claim in claims] == [(0, 2), (2, 2)]
+    leases = [work.lease(0, 1, 0), work.lease(1, 1, 0)]
+    assert [(lease.start, lease.size) for lease in leases] == [(0, 2), (2, 2)]
     assert not work.is_drained(0)
     work.trained(1, 1.0, 0.1, 0)
-    assert work.claim(1, 1, 0)[:3] == (LeaseKind.TRAIN, 4, 2)  # begins before the fence, ends behind it
+    assert work.lease(1, 1, 0)[:3] == (LeaseKind.TRAIN, 4, 2)  # begins before the sync point, ends behind it
     work.trained(0, 1.0, 0.1, 1)
-    assert work.claim(0, 1, 0).kind is LeaseKind.LATER
+    assert work.lease(0, 1, 0).kind is LeaseKind.LATER
     assert not work.is_drained(0)
     work.trained(1, 1.0, 0.1, 0)
     assert work.is_drained(0)
     assert work.samples == 6
 
 
-def test_a_halt_is_a_fence_here() -> None:
+def test_a_halt_is_a_sync_point() -> None:
     work = queue(20, 4, 2)
     work.train(20)
-    work.claim(0, 1, 0)
+    work.lease(0, 1, 0)
     work.halt()
-    assert work.claim(1, 1, 0).kind is LeaseKind.LATER
+    assert work.lease(1, 1, 0).kind is LeaseKind.LATER
     work.trained(0, 1.0, 0.1, 0)
     assert work.is_drained(0)
 
 
-def test_a_bound_holds_back_who_is_ahead() -> None:
+def test_a_bound_holds_back_the_worker_that_is_ahead() -> None:
     work = queue(40, 4, 2)
     work.train(40)
-    assert work.claim(1, 1, 0, bound=1).kind is LeaseKind.TRAIN
+    assert work.lease(1, 1, 0, bound=1).kind is LeaseKind.TRAIN
     for _ in range(2):
-        assert work.claim(0, 1, 0, bound=1).kind is LeaseKind.TRAIN
+        assert work.lease(0, 1, 0, bound=1).kind is LeaseKind.TRAIN
         work.trained(0, 1.0, 0.1, 0)
-    assert work.claim(0, 1, 0, bound=1).kind is LeaseKind.LATER  # two steps ahead of worker 1
+    assert work.lease(0, 1, 0, bound=1).kind is LeaseKind.LATER  # two steps ahead of worker 1
     work.trained(1, 1.0, 0.1, 0)
-    assert work.claim(0, 1, 0, bound=1).kind is LeaseKind.TRAIN
-    work.put_back(1)  # who is gone holds nobody back
+    assert work.lease(0, 1, 0, bound=1).kind is LeaseKind.TRAIN
+    work.put_back(1)  # a worker that is gone holds back no other
     work.trained(0, 1.0, 0.1, 0)
-    assert work.claim(0, 1, 0, bound=0).kind is LeaseKind.TRAIN
+    assert work.lease(0, 1, 0, bound=0).kind is LeaseKind.TRAIN
 
 
-def test_who_joins_is_no_step_behind() -> None:
+def test_a_worker_that_joins_is_no_step_behind() -> None:
     work = queue(400, 4, 3)
     work.train(400)
     work.put_back(2)
     for _ in range(7):
         for rank in (0, 1):
-            work.claim(rank, 1, 0, bound=0)
+            work.lease(rank, 1, 0, bound=0)
             work.trained(rank, 1.0, 0.1, 0)
     work.enter(2)
-    assert work.claim(0, 1, 0, bound=0).kind is LeaseKind.TRAIN
+    assert work.lease(0, 1, 0, bound=0).kind is LeaseKind.TRAIN
 
 
 def test_the_test_set_is_handed_out_and_summed() -> None:
     work = queue(4, 4, 2)
     work.test()
     assert work.stage is QueueStage.TEST
-    first, second = work.claim(0, 6, 10), work.claim(1, 6, 10)
+    first, second = work.lease(0, 6, 10), work.lease(1, 6, 10)
     assert (first[:3], second[:3]) == ((LeaseKind.TEST, 0, 6), (LeaseKind.TEST, 6, 4))
     work.tested(0, 3.0, 1.5)
     work.put_back(1)  # its part is evaluated again
     assert not work.is_drained(10)
-    assert work.claim(0, 6, 10)[:3] == (LeaseKind.TEST, 6, 4)
+    assert work.lease(0, 6, 10)[:3] == (LeaseKind.TEST, 6, 4)
     work.tested(0, 2.0, 0.25)
     assert work.is_drained(10)
     assert work.sums == (5.0, 1.75)
@@ -171,7 +171,7 @@ def test_the_log_keeps_the_order_and_says_when_it_is_full() -> None:
     work.train(1_000_000)
     count = 0
     while not work.is_full:
-        work.claim(count % 2, 1, 0)
+        work.lease(count % 2, 1, 0)
         work.trained(count % 2, float(count), 0.1, count)
         count += 1
     assert count == 4094
@@ -187,8 +187,8 @@ def test_two_views_of_one_memory_are_one_ledger() -> None:
     one.begin(0, 0)
     one.train(8)
     other.enter(1)
-    assert other.claim(1, 1, 0).start == 0
-    assert one.claim(0, 1, 0).start == 2
+    assert other.lease(1, 1, 0).start == 0
+    assert one.lease(0, 1, 0).start == 2
     assert one.present == other.present == 2
 
 
@@ -198,10 +198,10 @@ def test_stages_without_work(kind: QueueStage) -> None:
     work.train(8)
     if kind is QueueStage.SAVE:
         work.hold()
-        assert work.claim(0, 1, 0)[0::3] == (LeaseKind.LATER, QueueStage.SAVE)
+        assert work.lease(0, 1, 0)[0::3] == (LeaseKind.LATER, QueueStage.SAVE)
     else:
         work.end()
-        assert work.claim(0, 1, 0).kind is LeaseKind.OVER
+        assert work.lease(0, 1, 0).kind is LeaseKind.OVER
 
 
 class KilledError(BaseException):
@@ -209,7 +209,7 @@ class KilledError(BaseException):
 
 
 def killed(line: int, action: Callable[[], object]) -> bool:
-    """Whether an action was still under way at its n-th line in the ledger; it goes no further then."""
+    """Whether an action was still running at its n-th line in the queue's code; it stops there then."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
@@ -234,50 +234,50 @@ def killed(line: int, action: Callable[[], object]) -> bool:
 
 def numbers(work: WorkQueue) -> list[Any]:
     """All that counts."""
-    head = work._head[: module._INSIDE].tolist()
+    head = work._head[: module._WRITER].tolist()
     return [head, work._rows.tolist(), work._sums.tolist(), work._returned[: head[-1]].tolist()]
 
 
-@pytest.mark.parametrize("deed", ["claim", "claim what was put back", "trained", "test", "tested", "enter"])
-def test_what_a_killed_worker_had_begun_is_undone(deed: str) -> None:
-    """It was once left half done, in one of a hundred kills: a piece that nobody used, a run without end."""
+@pytest.mark.parametrize("action", ["lease", "lease what was put back", "trained", "test", "tested", "enter"])
+def test_what_a_killed_worker_had_begun_is_undone(action: str) -> None:
+    """It was once left half done, in one of a hundred kills: a piece was never used, the run never ended."""
     actions: dict[str, Callable[[WorkQueue], object]] = {
-        "claim": lambda work: work.claim(1, 1, 4),
-        "claim what was put back": lambda work: work.claim(1, 1, 4),
+        "lease": lambda work: work.lease(1, 1, 4),
+        "lease what was put back": lambda work: work.lease(1, 1, 4),
         "trained": lambda work: work.trained(1, 0.5, 0.1, 0),
-        "test": lambda work: work.claim(1, 1, 4),
+        "test": lambda work: work.lease(1, 1, 4),
         "tested": lambda work: work.tested(1, 3.0, 4.0),
         "enter": lambda work: work.enter(1),
     }
 
     def act(work: WorkQueue) -> None:
         with work.changing(1):
-            actions[deed](work)
+            actions[action](work)
 
     def prepared() -> WorkQueue:
         work = queue(8, 4, 3)
-        work.train(8) if "test" not in deed else work.test()
-        if deed in ("trained", "tested", "enter"):
-            work.claim(1, 1, 4)
-        if deed == "claim what was put back":
-            work.claim(2, 1, 4)
+        work.train(8) if "test" not in action else work.test()
+        if action in ("trained", "tested", "enter"):
+            work.lease(1, 1, 4)
+        if action == "lease what was put back":
+            work.lease(2, 1, 4)
             work.put_back(2)
         return work
 
     line, work, before = 1, prepared(), numbers(prepared())
     while killed(line, partial(act, work)):
-        with work.changing(0):  # whoever comes next
+        with work.changing(0):  # the next worker
             assert numbers(work) == before, line
         line, work = line + 1, prepared()
     assert line > 8
     assert numbers(work) != before
 
 
-def test_who_takes_the_place_of_another_returns_what_that_had_claimed() -> None:
+def test_a_replacement_returns_the_lease_of_the_worker_before_it() -> None:
     """Rank 0 may be busy for so long that it never sees the loss: one step, and a successor has joined."""
     work = queue(8, 4, 2)
     work.train(8)
-    lost = work.claim(1, 1, 0)
+    lost = work.lease(1, 1, 0)
     work.enter(1)
     assert work.present == 2
-    assert work.claim(0, 1, 0) == lost
+    assert work.lease(0, 1, 0) == lost

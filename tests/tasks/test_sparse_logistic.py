@@ -267,7 +267,8 @@ def test_single_walks_the_path_of_the_facts(tmp_path: Path, sparse: bool, accumu
         rates = [2.0 / (1 + step) for step in range(len(requests))]
         path = sgd_iterates(task.train, [request.samples for request in requests], rates)
         model = task.model().double()
-        worker = Single(Setup(model, constant(), Compute(task.loss), SoloTransport()))
+        setup = Setup(model=model, recipe=constant(), compute=Compute(task.loss), transport=SoloTransport())
+        worker = Single(setup)
         for request, rate, (w, bias) in zip(requests, rates, path, strict=True):
             parts = [Request(0, part) for part in np.array_split(request.samples, accumulate) if len(part)]
             worker.step(task.train.stream(parts, 0), len(request.samples), rate)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from manyhands.strategies.pipeline import stage_link
-from manyhands.strategies.pipeline.stage_link import SlotLink, StageRoom
+from manyhands.strategies.pipeline.stage_link import LinkSize, SlotLink
 from manyhands.transports import tensor_bytes
 from manyhands.transports.shm import futex, mailbox, sync_flags
 from manyhands.transports.shm.futex import FutexEvent
@@ -226,7 +226,7 @@ def test_no_sleep_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # ---------------------------------------------------------------------- slots between stages
-COUNTERS = {stage_link._PUT: "put", stage_link._FREED: "freed"}
+COUNTERS = {stage_link._SENT: "sent", stage_link._RELEASED: "released"}
 
 
 class Counters:
@@ -268,7 +268,7 @@ class Host:
 
 def link(tape: Tape, rank: int) -> tuple[SlotLink, Counters]:
     """A real link with one slot, whose counters are on the tape."""
-    room, counters = StageRoom(1, 64), Counters(tape)
+    room, counters = LinkSize(1, 64), Counters(tape)
     made: Any = SlotLink(Host(tape, rank), torch.zeros(room.total, dtype=torch.uint8), room, "activation")
     made._counters = counters
     made._heads[0][:3] = [tensor_bytes.code(torch.float32), 1, 4]
@@ -296,7 +296,7 @@ def takes(record: Record, *in_vain: int) -> list[Op]:
             counters.until(number, misses)
             mine.take()
             tape.load("data", number)
-            mine.free()
+            mine.release()
 
     return record(code)
 

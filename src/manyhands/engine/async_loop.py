@@ -1,10 +1,10 @@
-"""One worker's loop where nobody waits in step: claim, train or test; rank 0 keeps the books.
+"""The loop of asynchronous workers: lease, then train or test; rank 0 keeps the books.
 
     train ........ train ........ | drained | test ... test | drained | save | train ....
-                            fence ^         everybody's parts of the test set   the next fence
+                       sync point ^         all workers' parts of the test set   the next sync point
 
-At a fence no gradient is under way: what is evaluated and saved is one model, after samples that were each
-used once.
+At a sync point no gradient is in flight: what is evaluated and saved is one model, after samples that were
+each used once.
 """
 
 from __future__ import annotations
@@ -24,114 +24,119 @@ from manyhands.engine.loop import Course
 from manyhands.engine.position import Ending, Position
 from manyhands.engine.timing.step_timer import WARM_UP, StepTimer
 from manyhands.records.record import WorkShare
-from manyhands.strategies.asynchronous.base import AsyncWorker
+from manyhands.strategies.asynchronous.base import AsyncRank, AsyncWorker, ParameterServer, QueueOwner
 from manyhands.strategies.asynchronous.work_queue import Lease, LeaseKind, QueueStage, Update
 from manyhands.strategies.base import Votes
 
-# Who has nothing to do while others evaluate or save does not train; all other waits are the transport's.
-_ASIDE = {QueueStage.TEST: "evaluation", QueueStage.SAVE: "checkpoint"}
+# A worker that waits while others evaluate or save does not train; all other waits are the transport's.
+_WAITING_PHASES = {QueueStage.TEST: "evaluation", QueueStage.SAVE: "checkpoint"}
 
 
 @dataclass(kw_only=True)
 class AsyncTrainer(Course):
-    """The loop of workers that go at their own pace."""
+    """The loop of workers that do not step together."""
 
-    worker: AsyncWorker
+    worker: AsyncRank
     gone: Callable[[], frozenset[int]]  # ranks that are lost
-    count: Callable[[], None]  # called after each step of this worker's
+    count: Callable[[], None]  # called after each step of this worker
     keeper: BookKeeper | None = field(default=None, init=False)  # at rank 0
 
     def run(self, here: Position) -> Ending:
-        """Train from here until something ends it, and say what; only rank 0 knows."""
+        """Train from here until something ends the run. Return what ended it, which only rank 0 knows."""
         self.saved()
-        if not self.leads:
-            self.worker.enter(_nothing)
-            self.work()
+        keeper: BookKeeper | None = None
+        if self.leads:
+            assert isinstance(self.worker, QueueOwner)
+            keeper = self.keeper = BookKeeper(self, self.worker, here)
+            self.worker.poll_with(keeper.poll)
+        if isinstance(self.worker, AsyncWorker):
+            self.worker.enter()
+        if keeper is not None:
+            keeper.start()
+        self.step_timer.begin(0)
+        if isinstance(self.worker, ParameterServer):
+            self.clock.exact = not self.clock.asynchronous  # it makes no steps of which some could be timed
+            self.worker.serve(self.count)
+        else:
+            self.work(self.worker)
+        if keeper is None:
             return "finished"
-        keeper = self.keeper = BookKeeper(self, here)
-        self.worker.enter(keeper.look)
-        keeper.start()
-        self.work()
         if keeper.failure is not None:
             raise keeper.failure
         assert keeper.ending is not None
         return keeper.ending
 
-    def work(self) -> None:
-        """Do what there is to do."""
-        self.step_timer.begin(0)
-        if not self.worker.trains:
-            self.clock.exact = not self.clock.asynchronous  # it makes no steps of which some could be timed
-            self.worker.serve(self.count)
-            return
+    def work(self, worker: AsyncWorker) -> None:
+        """Work on one lease after the other."""
         done = 0
-        while (claim := self.next()).kind is not LeaseKind.OVER:
-            if claim.kind is LeaseKind.TRAIN:
-                batches = self.feed.piece(claim.start, claim.size)
-                self.worker.step(batches, claim, self.schedule(claim.start))
+        while (lease := self.next(worker)).kind is not LeaseKind.OVER:
+            if lease.kind is LeaseKind.TRAIN:
+                batches = self.feed.piece(lease.start, lease.size)
+                worker.step(batches, lease, self.schedule(lease.start))
                 self.count()
-                done += claim.size
+                done += lease.size
                 self.step_timer.stepped(done)
             else:
                 with self.clock.phase("evaluation"):
-                    samples = np.arange(claim.start, claim.start + claim.size, dtype=np.int64)
-                    sums = examine(self.worker.model, self.feed, [Request(0, samples)])
-                    self.worker.tested(claim, *sums.tolist())
+                    samples = np.arange(lease.start, lease.start + lease.size, dtype=np.int64)
+                    sums = examine(worker.model, self.feed, [Request(0, samples)])
+                    worker.tested(*sums.tolist())
 
-    def next(self) -> Lease:
-        """What to do now; the time until then is charged to what everybody is about."""
+    def next(self, worker: AsyncWorker) -> Lease:
+        """The next lease; the time until then is charged to what all workers are doing."""
         stage = QueueStage.TRAIN
         while True:
-            with self.clock.phase(_ASIDE.get(stage, self.clock.current)):
-                claim = self.worker.claim(stage)
-            if claim.kind is not LeaseKind.LATER:
-                return claim
-            stage = claim.stage
+            with self.clock.phase(_WAITING_PHASES.get(stage, self.clock.current)):
+                lease = worker.lease(stage)
+            if lease.kind is not LeaseKind.LATER:
+                return lease
+            stage = lease.stage
 
 
 @final
 class BookKeeper:
-    """Rank 0's books: how far the run is, and what happens at fences."""
+    """Rank 0's books: how far the run is, and what happens at sync points."""
 
-    def __init__(self, trainer: AsyncTrainer, here: Position) -> None:
-        self._trainer, self._here, self._worker = trainer, here, trainer.worker
+    def __init__(self, trainer: AsyncTrainer, owner: QueueOwner, here: Position) -> None:
+        self._trainer, self._owner, self._here = trainer, owner, here
+        self._queue = owner.queue
+        self._serves = isinstance(owner, ParameterServer)
         self.ending: Ending | None = None
-        self.failure: DivergedError | None = None  # raised when all have been sent home
-        self._ledger = trainer.worker.queue
+        self.failure: DivergedError | None = None  # raised when all workers have left
         self._tests = len(trainer.feed.task.test)
-        self._fence = here.samples  # where the last one was
-        self._pending: Update | None = None  # told when it is known whether it was evaluated after
+        self._sync_point = here.samples  # the last one
+        self._pending: Update | None = None  # reported when it is known whether an evaluation followed
         self._gone: frozenset[int] = frozenset()
-        self._reached = 0.0  # training time at the fence
+        self._reached = 0.0  # training time at the sync point
         self.staleness: Counter[int] = Counter()  # of the updates
-        # of all workers together: each has its first steps
+        # of all workers together: each has its own first steps
         self.step_timer = StepTimer(trainer.clock, WARM_UP * trainer.spec.workers, traced=0)
         self.lost: list[str] = []  # workers
 
     @property
     def shares(self) -> list[WorkShare]:
         """What each rank did."""
-        return [WorkShare(samples=s, steps=n, dropped=d) for s, n, d in self._ledger.shares()]
+        return [WorkShare(samples=s, steps=n, dropped=d) for s, n, d in self._queue.shares()]
 
     def start(self) -> None:
-        """Let the others begin, if there is anything left to do."""
+        """Let the workers begin, if there is anything left to do."""
         self.ending = self._trainer.ending(self._here, Votes())
         self.step_timer.begin(self._here.samples)
-        with self._worker.lock():
-            self._ledger.begin(self._here.samples, self._here.step)
+        with self._owner.lock():
+            self._queue.begin(self._here.samples, self._here.step)
             if self.ending is not None:
-                self._ledger.end()
+                self._queue.end()
             else:
-                self._ledger.train(self._until())
+                self._queue.train(self._next_sync_point())
 
-    def look(self) -> None:
-        """See what has happened since the last time, and what follows from it."""
-        queue = self._ledger
+    def poll(self) -> None:
+        """Read what has happened since the last call, and act on it."""
+        queue = self._queue
         lost = self._trainer.gone()
-        with self._worker.lock():
+        with self._owner.lock():
             for rank in sorted(lost - self._gone):
                 queue.put_back(rank)
-                self._worker.forget(rank)
+                self._owner.forget(rank)
                 self.lost.append(f"worker {rank} after {queue.samples:,} samples of all")
             updates = queue.read()
             stage, drained = queue.stage, queue.is_drained(self._tests)
@@ -140,30 +145,31 @@ class BookKeeper:
         self._gone = lost
         for update in updates:
             if self.failure is None:
-                self._note(update)
+                self._record(update)
         if self.failure is not None:
-            return  # all are on their way home
+            return  # all workers are about to leave
         if drained and stage is QueueStage.TRAIN:
             self._arrive()
         elif drained and stage is QueueStage.TEST:
             self._evaluated()
 
-    def _note(self, update: Update) -> None:
-        """An update was made; the one before it can be told."""
-        self._tell(None)
+    def _record(self, update: Update) -> None:
+        """Take over an update, and report the one before it."""
+        self._report(None)
         here, self._pending = self._here, update
         if update.staleness >= 0:
             self.staleness[update.staleness] += 1
         here.step, here.samples, here.loss = update.step, update.samples, update.loss
         if not math.isfinite(here.loss):
-            with self._worker.lock():
-                self._ledger.end()
-            self.failure = self._trainer.diverged(here, update.lr, min(update.start, self._fence))
+            with self._owner.lock():
+                self._queue.end()
+            self.failure = self._trainer.diverged(here, update.lr, min(update.start, self._sync_point))
             return
         self._trainer.noted(here.loss)
         self.step_timer.stepped(here.samples)
 
-    def _tell(self, test_loss: float | None) -> None:
+    def _report(self, test_loss: float | None) -> None:
+        """Send the pending update to the callbacks."""
         if self._pending is None:
             return
         update, self._pending = self._pending, None
@@ -172,54 +178,50 @@ class BookKeeper:
         self._trainer.tell(self._here, epoch, update.lr, test_loss, update.worker, stale)
 
     def _arrive(self) -> None:
-        """All is used that was claimed before the fence."""
+        """A sync point is reached: everything before it is done."""
         trainer, here = self._trainer, self._here
         ending = trainer.ending(here, trainer.votes())
-        if ending == "finished" or trainer.milestone(here.samples, here.samples - self._fence):
+        if ending == "finished" or trainer.milestone(here.samples, here.samples - self._sync_point):
             self._reached = trainer.clock.training_seconds
-            if not self._worker.trains:
+            if self._serves:
                 trainer.clock.switch("evaluation")
-            with self._worker.lock():
-                self._ledger.test()
+            with self._owner.lock():
+                self._queue.test()
         else:
             self._leave(ending, None)
 
     def _evaluated(self) -> None:
-        """The test set has come back."""
+        """All parts of the test set are evaluated."""
         trainer, here = self._trainer, self._here
-        if not self._worker.trains:
+        if self._serves:
             trainer.clock.switch("other")
-        score, loss = self._ledger.sums
+        score, loss = self._queue.sums
         test_loss = loss / self._tests
         trainer.judge(here, score / self._tests, test_loss, self._reached)
         self._leave(trainer.ending(here, trainer.votes()), test_loss)
 
     def _leave(self, ending: Ending | None, test_loss: float | None) -> None:
-        """Save if it is time to, and go on to the next fence, or home."""
-        trainer, here, queue = self._trainer, self._here, self._ledger
-        self._tell(test_loss)
+        """Leave a sync point: save if it is time to, then train on or end the run."""
+        trainer, here, queue = self._trainer, self._here, self._queue
+        self._report(test_loss)
         if ending is not None or trainer.votes().save:
-            with self._worker.lock():
+            with self._owner.lock():
                 queue.hold()
             with trainer.clock.phase("checkpoint"):
                 trainer.save(here)
             trainer.saved()
-        self._fence, self.ending = here.samples, ending
-        with self._worker.lock():
+        self._sync_point, self.ending = here.samples, ending
+        with self._owner.lock():
             if ending is not None:
                 queue.end()
             else:
-                queue.train(self._until())
+                queue.train(self._next_sync_point())
 
-    def _until(self) -> int:
-        """The next fence: an evaluation, or the end."""
+    def _next_sync_point(self) -> int:
+        """Samples at the next sync point: an evaluation, or the end."""
         trainer, samples = self._trainer, self._here.samples
         interval = trainer.interval
-        fences = [(samples // interval + 1) * interval, trainer.feed.horizon(trainer.spec)]
-        if trainer.spec.strategy_options.get("backup") is not None:  # no round goes on in the next epoch
-            fences.append((samples // trainer.feed.order.n + 1) * trainer.feed.order.n)
-        return min(fences if trainer.spec.samples is None else [*fences, trainer.spec.samples])
-
-
-def _nothing() -> None:
-    """Only rank 0 keeps books."""
+        points = [(samples // interval + 1) * interval, trainer.feed.horizon(trainer.spec)]
+        if trainer.spec.strategy_options.get("backup") is not None:  # no round continues in the next epoch
+            points.append((samples // trainer.feed.order.n + 1) * trainer.feed.order.n)
+        return min(points if trainer.spec.samples is None else [*points, trainer.spec.samples])

@@ -35,8 +35,8 @@ from manyhands.engine.timing.traffic import CountingTransport
 from manyhands.records.spec import RunSpec
 from manyhands.strategies import STRATEGIES, options
 from manyhands.strategies.aliases import refuse_views
-from manyhands.strategies.asynchronous.base import Work
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.asynchronous.base import AsynchronousSetup, Work
+from manyhands.strategies.base import Compute, PartitionedSetup, Setup
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
 from manyhands.tasks.contract import check_real
@@ -158,22 +158,35 @@ class RankContext:
         if self.info.rank:
             seed(key(self.spec.seed, self.info.rank), self.hardware)  # each worker drops out its own units
         strategy = registry.member("strategy", STRATEGIES, self.spec.strategy)
+        return strategy(self._setup(model))
+
+    def _setup(self, model: nn.Module) -> Setup:
+        """What the strategy needs: workers that do not step together lease work, others divide a model."""
         spec = self.spec
-        setup = Setup(
-            model,
-            self.recipe,
-            self._gauged(self._compute(), model),
-            self.transport,
-            spec.sync_batchnorm,
-            options.build(spec.strategy, spec.strategy_options),
-            len(self.task.train),
-            Work(self.feed.order, spec.workers, len(self.task.test), self.task.evaluation_batch),
-            self.info.joining,
-            self.feed.order.batch,
-            self._example,
-            self.choices,
+        compute = self._gauged(self._compute(), model)
+        chosen = options.build(spec.strategy, spec.strategy_options)
+        if self.asynchronous:
+            return AsynchronousSetup(
+                model=model,
+                recipe=self.recipe,
+                compute=compute,
+                transport=self.transport,
+                options=chosen,
+                work=Work(self.feed.order, spec.workers, len(self.task.test), self.task.evaluation_batch),
+                joining=self.info.joining,
+            )
+        return PartitionedSetup(
+            model=model,
+            recipe=self.recipe,
+            compute=compute,
+            transport=self.transport,
+            options=chosen,
+            sync_batchnorm=spec.sync_batchnorm,
+            epoch=len(self.task.train),
+            batch=self.feed.order.batch,
+            example=self._example,
+            choices=self.choices,
         )
-        return strategy(setup)
 
     def _example(self, size: int) -> Batch:
         """The first training samples, for measuring."""

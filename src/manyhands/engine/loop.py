@@ -213,7 +213,7 @@ class Trainer(Course):
                         raise self.diverged(position, lr, self.evaluated(position))
                     ending = ending or self.ending(position, votes)
                 if ending in ("finished", "target"):
-                    self.worker.settle()
+                    self.worker.finalize()
                 self.tell(position, batch.epoch, lr, test_loss)
                 if ending is not None or votes.save:
                     with self.clock.phase("checkpoint"):
@@ -225,7 +225,7 @@ class Trainer(Course):
     def evaluate(self, position: Position) -> float:
         """Evaluate on the whole test set, enter the result into the position, and return the test loss."""
         seconds = self.clock.training_seconds
-        with self.clock.phase("evaluation"), self.worker.whole():
+        with self.clock.phase("evaluation"), self.worker.consolidated():
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
         self.judge(position, score, loss, seconds)
         return loss

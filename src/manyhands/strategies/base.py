@@ -1,11 +1,11 @@
-"""The interface of a strategy: a worker makes one step of a global batch, and the seams it works through.
+"""The interface of a strategy: a worker makes one step of a global batch, through seams that can be wrapped.
 
-A strategy never looks at a clock (law 7). It computes through `Compute`, exchanges through a transport and
-updates through an optimizer; whoever wants to know what these cost wraps them from outside:
+A strategy never looks at a clock (law 7). It computes through `Compute`, exchanges tensors through a
+transport and updates through an optimizer. Their cost is measured by wrapping them from outside:
 
     forward, backward, clip, update  ->  Compute     (wrapped by `TimedCompute`)
-    communication, wait              ->  Transport   (wrapped by the transports' wrappers)
-    data                             ->  the micro-batches handed to `step` (timed while they are drawn)
+    communication, wait              ->  Transport   (wrapped by `CountingTransport`)
+    data                             ->  the micro-batches passed to `step` (timed while they are read)
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from torch.optim import Optimizer
 
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
-from manyhands.strategies.asynchronous.base import Work
 from manyhands.transports.base import Transport
 
 Norm = Callable[[list[Tensor]], Tensor]
 
 
 class Votes(NamedTuple):
-    """What a worker wishes to happen after a step: what any of them wishes happens at all of them."""
+    """What a worker asks for after a step. If one worker asks, all workers do it."""
 
     stop: bool = False  # a signal asked for it
-    over: bool = False  # the time is spent
+    over: bool = False  # the time budget is spent
     save: bool = False  # a checkpoint is due
 
     @property
     def any(self) -> bool:
-        """Whether there is a wish at all."""
+        """Whether the worker asks for anything."""
         return self.stop or self.over or self.save
 
 
@@ -45,25 +44,25 @@ class Outcome(NamedTuple):
 
     loss: float  # the mean over the global batch, before the update
     votes: Votes  # of all workers together
-    shared: bool = True  # false where workers have not talked: the loss is this worker's own, nobody voted
+    shared: bool = True  # false where workers exchanged nothing: the loss is this worker's own, without votes
 
 
-def plainly(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Call it."""
+def call_module(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Call a module with its inputs."""
     outputs: Tensor = module(inputs)
     return outputs
 
 
 class Compute:
-    """What a worker does by itself; the null member: nothing is added to it.
+    """What a worker computes by itself. This is the null member: it adds nothing.
 
-    `run` calls a module with its inputs; one that spares memory does it in other ways (`memory`).
+    `run` calls a module with its inputs; offloading replaces it to save memory.
     """
 
     def __init__(
         self,
         loss: Callable[[Tensor, Tensor], Tensor],
-        run: Callable[[nn.Module, Tensor], Tensor] = plainly,
+        run: Callable[[nn.Module, Tensor], Tensor] = call_module,
     ) -> None:
         self._loss, self._run = loss, run
 
@@ -73,79 +72,89 @@ class Compute:
         return loss if weight == 1.0 else loss * weight
 
     def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        """A part of the model, from its inputs to its outputs."""
+        """Run a part of the model, from its inputs to its outputs."""
         return self._run(module, inputs)
 
     def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
-        """Add the gradients of a loss, or of a part's outputs given theirs, to the parameters'."""
+        """Accumulate the gradients of a loss, or of outputs whose gradient is given."""
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
 
     def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
-        """Scale the whole gradient down to a norm of at most `bound`; `norm` may know of parts elsewhere."""
+        """Scale the whole gradient to a norm of at most `bound`; `norm` may include other workers' parts."""
         held = list(parameters)
         gradients = [parameter.grad for parameter in held if parameter.grad is not None]
         clip_grads_with_norm_(held, bound, norm(gradients))
 
     def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
-        """Take one optimizer step, and forget the gradients unless they live in memory of the strategy's."""
+        """Take one optimizer step. Then drop the gradients, unless they lie in memory of the strategy."""
         optimizer.step()
         if forget:
             optimizer.zero_grad()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a strategy is given to make a worker: the model is on its device, the same at every rank."""
+    """What every strategy needs to build a worker. The model is on its device and equal at every rank."""
 
     model: nn.Module
     recipe: Recipe
     compute: Compute
     transport: Transport
+    options: Any = None  # the strategy's own options, checked
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronousSetup(Setup):
+    """For strategies whose workers step together."""
+
     sync_batchnorm: bool = False  # statistics over the global batch instead of each worker's share
-    options: Any = None  # the strategy's own, checked
-    epoch: int = 0  # training samples
-    work: Work | None = None  # what there is to claim, where workers go at their own pace
-    joining: bool = False  # whether the others are at work already
-    batch: int = 1  # samples of a step, over all workers
-    example: Callable[[int], Batch] | None = None  # so many training samples, to measure with
-    choices: dict[str, Any] = field(default_factory=dict)  # what the strategy chose, or did before
+    epoch: int = 0  # training samples per epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionedSetup(SynchronousSetup):
+    """For strategies that divide the model among workers, and so measure it or report what they chose."""
+
+    batch: int  # samples per step, over all workers
+    example: Callable[[int], Batch]  # returns that many training samples
+    choices: dict[str, Any] = field(default_factory=dict)  # chosen by an earlier session, and by this one
 
 
 class Worker(Protocol):
-    """One worker of a strategy."""
+    """One worker of a synchronous strategy."""
 
-    model: nn.Module  # whole, ready to evaluate
+    model: nn.Module  # complete inside `consolidated` and after `finalize`
 
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
     ) -> Outcome:
         """Train on this worker's part of a global batch of `total` samples.
 
-        `votes` is asked as late as possible; what it answers travels with what is exchanged anyway.
+        `votes` is called as late as possible. Its answer travels with what is exchanged anyway.
         """
 
-    def whole(self) -> AbstractContextManager[None]:
-        """Inside, `model` is what all workers have learned together; all enter, and nothing is changed."""
+    def consolidated(self) -> AbstractContextManager[None]:
+        """Inside, `model` is what all workers have learned together. All ranks enter; nothing is changed."""
 
-    def settle(self) -> None:
-        """The run is over: `model` is now what all have learned together; all of them do this."""
+    def finalize(self) -> None:
+        """End the run: `model` becomes what all workers have learned together. All ranks call this."""
 
     def state(self) -> dict[str, Tensor]:
-        """Whole tensors by name, independent of the strategy and the number of workers.
+        """Whole tensors by name, independent of the strategy and of the number of workers.
 
-        All of them ask, and rank 0 gets it: what the others return is whatever costs them nothing.
+        All ranks call this, and rank 0 gets the state. The others return whatever costs them nothing.
         """
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state; all of them do, with the same."""
+        """Continue from a state. All ranks call this with the same state."""
 
 
 class Replicated:
-    """For workers whose models are the same after every step: what is whole always is."""
+    """A mixin for workers that hold the same complete model after every step."""
 
-    def whole(self) -> AbstractContextManager[None]:
-        """It is."""
+    def consolidated(self) -> AbstractContextManager[None]:
+        """Return an empty context: the model is always complete."""
         return nullcontext()
 
-    def settle(self) -> None:
-        """It has."""
+    def finalize(self) -> None:
+        """Do nothing: the model is always complete."""

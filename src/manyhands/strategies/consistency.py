@@ -11,30 +11,30 @@ from manyhands.core.errors import ManyhandsError
 from manyhands.transports.base import Transport
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, tied ones once, by name.
 
-    Sorted, so that workers agree on where each lies whatever the order in which they were registered.
+    Sorted, so that all workers agree on the layout whatever the order of registration.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return dict(sorted(named.items()))
 
 
 def check_same_model(model: nn.Module, transport: Transport) -> None:
-    """Names, shapes, types and what is trained are equal everywhere, or the sentence that says where not."""
+    """Check that names, shapes, types and trained parameters are equal at every worker."""
     tensors = sorted(model.state_dict(keep_vars=True).items())
     text = repr([(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors])
-    mine = torch.tensor([zlib.crc32(text.encode())])
-    for rank, other in enumerate(transport.all_gather(mine)):
-        if not torch.equal(mine.cpu(), other.cpu()):
+    own = torch.tensor([zlib.crc32(text.encode())])
+    for rank, other in enumerate(transport.all_gather(own)):
+        if not torch.equal(own.cpu(), other.cpu()):
             raise ManyhandsError(
                 f"worker {rank} built another model than worker {transport.rank}: its parameters or buffers "
                 "have other names, shapes or types"
             )
 
 
-def spread_buffers(model: nn.Module, transport: Transport) -> None:
-    """Rank 0's buffers everywhere."""
+def broadcast_buffers(model: nn.Module, transport: Transport) -> None:
+    """Copy rank 0's buffers to every worker."""
     if transport.size > 1:
         for buffer in model.buffers():
             transport.broadcast(buffer)

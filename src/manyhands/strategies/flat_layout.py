@@ -1,4 +1,4 @@
-"""Where parameters lie in flat memory, and how gradients get there."""
+"""Where parameters lie in flat memory, how it is sliced among workers, and how gradients get there."""
 
 from __future__ import annotations
 
@@ -8,46 +8,66 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-ALIGNED = 16  # numbers: no two parameters, and no two workers, write to one cache line
+ALIGNED = 16  # elements: no two parameters, and no two workers, write to one cache line
 
 
 class ParameterSlot(NamedTuple):
-    """Where a parameter or a buffer begins."""
+    """Where a parameter or a buffer begins in flat memory."""
 
     name: str
     parameter: Tensor
     start: int
 
+    def view(self, flat: Tensor) -> Tensor:
+        """This slot of flat memory in the parameter's shape, and with its strides where it is dense."""
+        strides = torch.empty_like(self.parameter, device="meta").stride()
+        return flat.as_strided(self.parameter.shape, strides, flat.storage_offset() + self.start)
+
+    def within(self, part: slice) -> slice:
+        """The slot's range inside a slice of flat memory; empty where they do not overlap."""
+        end = self.start + self.parameter.numel()
+        low = min(max(part.start, self.start), end)
+        return slice(low, max(low, min(part.stop, end)))
+
+    def piece(self, part: slice, tensor: Tensor) -> Tensor:
+        """What a slice of flat memory holds of a whole tensor of this parameter's shape, as a copy.
+
+        It is in the order in which the parameter lies in memory, which need not be that of its indices.
+        """
+        inside = self.within(part)
+        flat = torch.empty_like(self.parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        flat = flat.as_strided((self.parameter.numel(),), (1,))
+        return flat[inside.start - self.start : inside.stop - self.start].detach().clone()
+
 
 def lay_out(named: Iterable[tuple[str, Tensor]]) -> tuple[list[ParameterSlot], int]:
-    """One after the other, each at a cache line of its own, and the numbers that they take together."""
-    spots, end = [], 0
+    """Slots for tensors one after the other, each at its own cache line; and the elements they take."""
+    slots, end = [], 0
     for name, tensor in named:
-        spots.append(ParameterSlot(name, tensor, end))
+        slots.append(ParameterSlot(name, tensor, end))
         end += aligned(tensor.numel())
-    return spots, end
+    return slots, end
 
 
-def aligned(numbers: int) -> int:
-    """Rounded up to whole cache lines."""
-    return -(-numbers // ALIGNED) * ALIGNED
+def aligned(elements: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-elements // ALIGNED) * ALIGNED
 
 
-def laid(flat: Tensor, spot: ParameterSlot) -> Tensor:
-    """A parameter's place in flat memory, in its own shape and order in memory where that is dense."""
-    parameter = spot.parameter
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset() + spot.start)
+def slice_of(length: int, index: int, count: int) -> slice:
+    """Slice number `index` of `count` nearly equal ones; all borders are at cache lines, as `length` is."""
+    low, high = (number * (length // ALIGNED) // count * ALIGNED for number in (index, index + 1))
+    return slice(low, high)
 
 
-def catch(parameter: nn.Parameter, target: Tensor, touched: list[bool], number: int) -> None:
-    """Move each gradient to its place as soon as it is there, while it is still in the cache.
+def redirect_gradient(parameter: nn.Parameter, target: Tensor, touched: list[bool], number: int) -> None:
+    """Move each gradient into `target` as soon as backward has produced it, while it is still in the cache.
 
-    The first of a step overwrites, later ones add. The alternative, letting autograd add into the place,
-    needs zeroing it first: more traffic, and slower.
+    The first gradient of a step overwrites, later ones add. The alternative, to let autograd add into the
+    target, needs it zeroed first: that is more memory traffic, and slower.
     """
 
-    def caught(parameter: Tensor) -> None:
+    def redirect(parameter: Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout is not torch.strided:
@@ -59,4 +79,4 @@ def catch(parameter: nn.Parameter, target: Tensor, touched: list[bool], number: 
             touched[number] = True
         parameter.grad = None
 
-    parameter.register_post_accumulate_grad_hook(caught)  # type: ignore[no-untyped-call]
+    parameter.register_post_accumulate_grad_hook(redirect)  # type: ignore[no-untyped-call]

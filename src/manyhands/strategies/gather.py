@@ -1,4 +1,4 @@
-"""A tensor of which every worker holds some rows, put together at rank 0: the others keep nothing."""
+"""A tensor of which every worker holds some rows, gathered at rank 0; the others keep nothing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from torch import Tensor
 from manyhands.transports.base import Transport
 
 
-def at_first(transport: Transport, rows: Tensor, shape: torch.Size, *, shared: bool = False) -> Tensor | None:
-    """The whole at rank 0, each worker's rows received where they belong; None at the others.
+def gather_at_rank_0(
+    transport: Transport, rows: Tensor, shape: torch.Size, *, replicated: bool = False
+) -> Tensor | None:
+    """The whole tensor at rank 0, each worker's rows received in place; None at the others.
 
-    They are cut as FSDP does; what is `shared` is not cut, and rank 0 has all of it.
+    Rows are split as FSDP splits them. A `replicated` tensor is not split, and rank 0 has all of it.
     """
     if transport.rank:
-        if not shared and rows.numel():
+        if not replicated and rows.numel():
             transport.send(rows, 0)
         return None
-    if shared:
+    if replicated:
         return rows.detach().clone().view(shape)
     whole = rows.new_empty(shape)
     for source, part in enumerate(whole.chunk(transport.size)):

@@ -16,7 +16,7 @@ from manyhands.strategies.sparse_gradients import sparse_parameters, total_norm
 
 @final
 class Single(Replicated):
-    """Forward and backward a micro-batch at a time, then one update."""
+    """Forward and backward of one micro-batch at a time, then one update."""
 
     def __init__(self, setup: Setup) -> None:
         self.model = setup.model
@@ -32,7 +32,7 @@ class Single(Replicated):
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
     ) -> Outcome:
-        """Sum the micro-batches' weighted gradients, which is the global batch's mean gradient."""
+        """Sum the weighted gradients of the micro-batches: the mean gradient of the global batch."""
         mean = 0.0
         for batch in micro_batches:
             loss = self._compute.forward(self.model, batch, weight=batch.size / total)
@@ -45,9 +45,8 @@ class Single(Replicated):
         return Outcome(mean, votes())
 
     def state(self) -> dict[str, Tensor]:
-        """The model's and the optimizer's tensors."""
+        """The tensors of the model and of the optimizer state."""
         return state.pack(self.model, self._optimizer)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put them back."""
         state.unpack(tensors, self.model, self._optimizer)

@@ -1,4 +1,4 @@
-"""Sparse gradients: which parameters have them, who cannot use them, and how long they are."""
+"""Sparse gradients: which parameters have them, which strategies refuse them, and their norm."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def sparse_parameters(model: nn.Module) -> set[str]:
 
 
 def refuse(model: nn.Module, strategy: str) -> None:
-    """Say that this strategy cannot use sparse gradients, if the model has any."""
+    """Raise an error if the model has sparse gradients, which this strategy cannot use."""
     if names := sorted(sparse_parameters(model)):
         raise UsageError(
-            f"strategy {strategy} hands over whole gradients, but {names[0]} has sparse ones: "
+            f"strategy {strategy} exchanges dense gradients, but {names[0]} has sparse ones: "
             "use single, hogwild or average, or an embedding with sparse=False"
         )
 
 
 def total_norm(gradients: list[Tensor]) -> Tensor:
-    """The norm of all gradients together, where some are sparse: a row that is named twice is one row."""
+    """The norm of all gradients together, where some are sparse: a row that is listed twice is one row."""
     return get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])

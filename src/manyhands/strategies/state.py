@@ -1,4 +1,4 @@
-"""A worker's state as whole tensors by name: `model/<tensor>` and `optimizer/<what>/<parameter>`."""
+"""A worker's state as whole tensors by name: `model/<tensor>` and `optimizer/<kind>/<parameter>`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from torch.optim import Optimizer
 
 from manyhands.core.errors import CheckpointError
 
-_COUNTERS = ("step",)  # one number a parameter, the same at every worker; the rest has the parameter's shape
-Whole = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+_COUNTERS = ("step",)  # one number per parameter, equal at every worker; the rest has the parameter's shape
+Consolidate = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Part = Callable[[str, Tensor], Tensor]
 
 
-def pack(model: nn.Module, optimizer: Optimizer, whole: Whole = dict) -> dict[str, Tensor]:
+def pack(model: nn.Module, optimizer: Optimizer, consolidate: Consolidate = dict) -> dict[str, Tensor]:
     """Name every tensor that a step reads and writes.
 
-    Where workers hold slices of the optimizer's state, `whole` puts the slices of one kind together.
+    Where workers hold slices of the optimizer state, `consolidate` puts the slices of one kind together.
     """
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for name, parameter in _named(optimizer):
-        for what, value in optimizer.state.get(parameter, {}).items():
-            if what in _COUNTERS:
-                tensors[f"optimizer/{what}/{name}"] = value
-    for what, pieces in kinds(optimizer).items():
-        tensors |= {f"optimizer/{what}/{name}": tensor for name, tensor in whole(pieces).items()}
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            if kind in _COUNTERS:
+                tensors[f"optimizer/{kind}/{name}"] = value
+    for kind, pieces in kinds(optimizer).items():
+        tensors |= {f"optimizer/{kind}/{name}": tensor for name, tensor in consolidate(pieces).items()}
     return tensors
 
 
 def kinds(optimizer: Optimizer) -> dict[str, dict[str, Tensor]]:
-    """What an optimizer remembers of the parameters, in their shapes: by kind, then by parameter."""
+    """The optimizer state that has the shapes of the parameters: by kind, then by parameter."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in _named(optimizer):
-        for what, value in optimizer.state.get(parameter, {}).items():
-            if what not in _COUNTERS and isinstance(value, Tensor):  # SGD without momentum remembers a None
-                found.setdefault(what, {})[name] = value
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            if kind not in _COUNTERS and isinstance(value, Tensor):  # SGD without momentum stores a None
+                found.setdefault(kind, {})[name] = value
     return dict(sorted(found.items()))
 
 
@@ -46,13 +46,13 @@ def _everything(name: str, tensor: Tensor) -> Tensor:
 def unpack(
     tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer, part: Part = _everything
 ) -> None:
-    """Put a packed state into a model and an optimizer of the same shapes, or this worker's `part` of it."""
+    """Load a packed state, or this worker's `part` of it, into a model and an optimizer of its shapes."""
     unpack_model(tensors, model)
     unpack_optimizer(tensors, optimizer, part)
 
 
 def unpack_model(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Put a packed state's model into one of the same shapes."""
+    """Load the model of a packed state into one of the same shapes."""
     own = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     saved = {name for name in tensors if name.startswith("model/")}
     if odd := sorted(own.keys() ^ saved):
@@ -65,17 +65,17 @@ def unpack_model(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
 
 
 def unpack_optimizer(tensors: Mapping[str, Tensor], optimizer: Optimizer, part: Part = _everything) -> None:
-    """Put a packed state's memory, or this worker's part of it, into an optimizer of the same parameters."""
-    remembered: dict[str, dict[str, Tensor]] = {}
+    """Load the optimizer state of a packed state, or this worker's part of it."""
+    by_parameter: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer/"):
-            _, what, name = key.split("/", 2)
-            remembered.setdefault(name, {})[what] = value
+            _, kind, name = key.split("/", 2)
+            by_parameter.setdefault(name, {})[kind] = value
     for name, parameter in _named(optimizer):
-        if name in remembered:
+        if name in by_parameter:
             optimizer.state[parameter] = {
-                what: (value if what in _COUNTERS else part(name, value)).to(parameter.device, copy=True)
-                for what, value in remembered[name].items()
+                kind: (value if kind in _COUNTERS else part(name, value)).to(parameter.device, copy=True)
+                for kind, value in by_parameter[name].items()
             }
 
 

@@ -1,13 +1,13 @@
-"""The small things that travel with every step's gradients: loss, votes, which gradients there are, buffers.
+"""The small values that travel with every step's gradients: loss, votes, which gradients exist, buffers.
 
-One vector a worker, and the sum over all workers is what everybody reads:
+Each worker writes one vector, and all workers read the sum over all workers:
 
-    [ loss | stop over save | lacking | had a gradient, a number a parameter | changes of the buffers ]
+    [ loss | stop over save | lacking | had a gradient, one flag per parameter | changes of the buffers ]
 
-A buffer (a norm's running mean) changes at each worker by what its own samples say. All take the mean of the
-changes, weighted by samples, so buffers stay equal everywhere and a constant one is not touched by rounding.
-Buffers that are no floating-point numbers (a norm's count of batches) stay each worker's own; what is saved
-is rank 0's.
+A buffer (a norm's running mean) changes at each worker according to its own samples. All workers apply the
+mean of the changes, weighted by samples, so buffers stay equal everywhere and rounding never touches a
+constant one. Buffers that are not floating-point (a norm's count of batches) stay each worker's own; the
+ones of rank 0 are saved.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class StepHeader:
 
     @staticmethod
     def _choose(model: nn.Module) -> torch.dtype:
-        kinds = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
-        return torch.float32 if kinds <= {torch.float32, torch.float16, torch.bfloat16} else torch.float64
+        dtypes = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()}
+        return torch.float32 if dtypes <= {torch.float32, torch.float16, torch.bfloat16} else torch.float64
 
     def bind(self, own: Tensor, summed: Tensor) -> None:
-        """Where this worker's vector lies, and where the sum of all will."""
+        """Set where this worker's vector lies, and where the sum of all vectors will lie."""
         self._own, self._summed = own, summed
-        self._own_buffers, self._summed_buffers = self._cut(own), self._cut(summed)
+        self._own_buffers, self._summed_buffers = self._split(own), self._split(summed)
         own[_FLAGS : _FLAGS + self._parameters] = torch.tensor(self._own_parameters).to(own)
         self._lacked = False
-        # On the host the few numbers at the head are written and read as numpy's: a tensor of five numbers
+        # On the host the first few elements are written and read through numpy: a tensor of five elements
         # costs as much as a small layer.
         self._head = own[:_FLAGS].numpy() if own.device.type == "cpu" else None
         self._summed_head = summed[:_FLAGS].numpy() if summed.device.type == "cpu" else None
 
     def write(self, loss: float, votes: Votes, touched: Sequence[bool], weight: float) -> None:
-        """This worker's vector; `weight` is its part of the global batch."""
+        """Write this worker's vector; `weight` is its part of the global batch."""
         lacking = not all(touched)
         head = (loss, votes.stop, votes.over, votes.save, lacking)
         if self._head is not None:
@@ -68,7 +68,7 @@ class StepHeader:
             torch._foreach_copy_(self._own_buffers, list(changes))
 
     def read(self) -> tuple[Outcome, list[int]]:
-        """What all know now, and the numbers of the parameters without a gradient anywhere."""
+        """Return the outcome of the step, and the numbers of the parameters without a gradient anywhere."""
         head = self._summed_head if self._summed_head is not None else self._summed[:_FLAGS]
         loss, stop, over, save, lacking = head.tolist()
         missing: list[int] = []
@@ -82,11 +82,12 @@ class StepHeader:
         return Outcome(loss, Votes(stop > 0, over > 0, save > 0)), missing
 
     def rebase(self) -> None:
-        """The buffers were set from outside, to the same values everywhere."""
+        """Accept buffers that were set from outside, to the same values at every worker."""
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
 
-    def _cut(self, vector: Tensor) -> list[Tensor]:
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector that hold the changes of the buffers, each in its shape."""
         sizes = [buffer.numel() for buffer in self._buffers]
         parts = torch.split(vector[_FLAGS + self._parameters : self.length], sizes)
         return [part.view(buffer.shape) for part, buffer in zip(parts, self._buffers, strict=True)]

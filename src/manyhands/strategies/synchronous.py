@@ -1,4 +1,4 @@
-"""One step of workers whose gradients are summed before one update: what they share, however they compute."""
+"""The step of workers that sum their gradients before one update, however they compute them."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from manyhands.strategies.step_header import StepHeader
 
 
 class Gradients(Protocol):
-    """Where gradients are caught and summed, and the part of the parameters that this worker updates."""
+    """Where gradients are collected and summed, and the part of the parameters that this worker updates."""
 
-    notes: StepHeader
+    header: StepHeader
 
     @property
     def slices(self) -> Mapping[str, Tensor]:
-        """What this worker updates, the summed gradients as `.grad`."""
+        """What this worker updates, with the summed gradients as `.grad`."""
 
     @property
     def touched(self) -> Sequence[bool]:
-        """Which parameters had a gradient here; those that others compute count as had."""
+        """Which parameters got a gradient here; those that other workers compute count as touched."""
 
     def begin(self) -> None:
-        """Forget the last step's gradients."""
+        """Discard the gradients of the last step."""
 
     def reduce(self) -> None:
-        """Sum gradients and notes over all workers."""
+        """Sum gradients and step headers over all workers."""
 
-    def leave_out(self, missing: list[int]) -> None:
-        """Parameters without a gradient at any worker are not updated."""
+    def skip(self, missing: list[int]) -> None:
+        """Do not update parameters that got no gradient at any worker."""
 
     def publish(self) -> None:
-        """This worker's part is up to date; return when everybody may go on."""
+        """Announce that this worker's part is up to date; return when all parts are."""
 
     def norms(self, slices: list[Tensor]) -> Tensor:
         """The norms of the whole tensors of which these are slices."""
 
     def norm(self, slices: list[Tensor]) -> Tensor:
-        """The norm of everything together."""
+        """The norm of all slices of all workers together."""
 
-    def whole(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Inside, the model is whole at every worker."""
+    def consolidated(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Inside, the model is complete at every worker."""
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
         """The state in whole tensors, at rank 0."""
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
-        """Take this worker's part of a state."""
+        """Load this worker's part of a state."""
 
 
 class SynchronousWorker(ABC):
-    """Gradients of a share of the batch, summed with everybody's; then each worker updates a part."""
+    """Computes the gradients of its share of the batch, sums them with the others', updates its part."""
 
     def __init__(self, setup: Setup, model: nn.Module, gradients: Gradients) -> None:
         self._compute, self._clip = setup.compute, setup.recipe.clip
@@ -69,19 +69,19 @@ class SynchronousWorker(ABC):
 
     @abstractmethod
     def accumulate(self, micro_batches: Iterator[Batch], total: int) -> tuple[float, int]:
-        """Add up this worker's gradients; return its part of the mean loss, and the samples it stands for."""
+        """Accumulate this worker's gradients. Return its part of the mean loss and its number of samples."""
 
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
     ) -> Outcome:
-        """Sum this worker's weighted gradients, then everybody's; update a part."""
+        """Accumulate weighted gradients, sum them over all workers, and update this worker's part."""
         gradients = self._gradients
         gradients.begin()
         mean, samples = self.accumulate(iter(micro_batches), total)
-        gradients.notes.write(mean, votes(), gradients.touched, samples / total)
+        gradients.header.write(mean, votes(), gradients.touched, samples / total)
         gradients.reduce()
-        outcome, missing = gradients.notes.read()
-        gradients.leave_out(missing)
+        outcome, missing = gradients.header.read()
+        gradients.skip(missing)
         if self._clip is not None:
             self._compute.clip(gradients.slices.values(), self._clip, gradients.norm)
         optimizers.set_rate(self._optimizer, lr)
@@ -89,13 +89,12 @@ class SynchronousWorker(ABC):
         gradients.publish()
         return outcome
 
-    def whole(self) -> AbstractContextManager[None]:
-        """What all have learned together."""
-        return self._gradients.whole(self.model)
+    def consolidated(self) -> AbstractContextManager[None]:
+        return self._gradients.consolidated(self.model)
 
-    def settle(self) -> None:
-        """The model stays whole."""
-        with self.whole():
+    def finalize(self) -> None:
+        """Complete the model at every worker, for good."""
+        with self.consolidated():
             pass
 
     def state(self) -> dict[str, Tensor]:
@@ -103,7 +102,7 @@ class SynchronousWorker(ABC):
         return self._gradients.collect(self.model, self._optimizer)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Every worker takes its parts of them."""
+        """Load this worker's parts of the tensors."""
         self._gradients.restore(tensors, self.model, self._optimizer)
-        self._gradients.notes.rebase()
+        self._gradients.header.rebase()
         self._gradients.publish()

@@ -1,4 +1,4 @@
-"""What strategies without steps in common promise: subclass, set `strategy` and `name`, and pytest runs."""
+"""The conformance suite of asynchronous strategies: subclass it and set `strategy` and `name`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def task(model: Callable[[], nn.Module]) -> Task:
 
 
 class AsyncSuite:
-    """Contract tests of such a strategy."""
+    """Contract tests of an asynchronous strategy."""
 
     strategy: ClassVar[Any]
     name: ClassVar[str]
@@ -44,7 +44,7 @@ class AsyncSuite:
     tolerance = 1e-12
 
     def run(self, workers: int, turns: list[Turn] | None = None) -> Played:
-        """Two epochs in threads, freely or by script."""
+        """Train two epochs in threads, by script if `turns` is given."""
         spec = RunSpec(
             task="t",
             strategy=self.name,
@@ -54,42 +54,49 @@ class AsyncSuite:
             epochs=EPOCHS,
             target=2.0,
         )
-        # a norm learns nothing from the single samples that three workers have of a ragged batch
+        # three workers get single samples of a ragged batch, which a norm cannot use
         of = task(network if workers == 1 else plain)
         return play(type(self).strategy, of, constant(lr=0.05, momentum=0.5), spec, turns or [])
 
     def test_alone_it_is_one_worker(self) -> None:
         """Tensor by tensor: norms, frozen and tied parameters, momentum, a ragged last batch."""
         of, order = task(network), Order(SAMPLES, 8, 0)
-        worker = Single(Setup(network(), constant(lr=0.05, momentum=0.5), Compute(of.loss), SoloTransport()))
-        seen = 0
+        worker = Single(
+            Setup(
+                model=network(),
+                recipe=constant(lr=0.05, momentum=0.5),
+                compute=Compute(of.loss),
+                transport=SoloTransport(),
+            )
+        )
+        samples = 0
         for request in order.batches():
-            if seen >= EPOCHS * SAMPLES:
+            if samples >= EPOCHS * SAMPLES:
                 break
             (data,) = of.train.stream([request], 0)
             worker.step([data], data.size, 0.05)
-            seen += data.size
+            samples += data.size
         played, expected = self.run(1), worker.state()
         assert played.state.keys() == expected.keys()
         for name, tensor in expected.items():
             difference = (played.state[name].double() - tensor.double()).abs().max().item()
             assert difference <= self.tolerance, f"{name} differs by {difference}"
 
-    def test_every_sample_is_used_once_an_epoch(self) -> None:
-        """By three workers, at whatever pace they go."""
+    def test_every_sample_is_used_once_per_epoch(self) -> None:
+        """Three workers, at any speeds."""
         played = self.run(3)
         assert sum(share.samples for share in played.shares) == EPOCHS * SAMPLES
         assert played.steps[-1].samples == EPOCHS * SAMPLES
         assert [step.step for step in played.steps] == list(range(1, len(played.steps) + 1))
         assert all(torch.isfinite(tensor).all() for tensor in played.state.values())
 
-    def test_the_test_set_is_evaluated_once_an_epoch(self) -> None:
-        """After the last update before the fence, by whoever has time."""
+    def test_the_test_set_is_evaluated_once_per_epoch(self) -> None:
+        """After the last update before the sync point, by any worker."""
         evaluated = [step.samples for step in self.run(3).steps if step.metric is not None]
         assert evaluated == [SAMPLES, 2 * SAMPLES]
 
-    def test_what_a_dead_worker_had_is_done_by_another(self) -> None:
-        """It dies with a piece in its hands."""
+    def test_the_lease_of_a_dead_worker_goes_to_another(self) -> None:
+        """It dies while it holds a lease."""
         servers = int(self.options.get("servers", 1)) if STRATEGIES[self.name].serves else 0
         ranks = range(servers, servers + 3)
         last = ranks[-1]

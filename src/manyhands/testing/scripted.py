@@ -1,9 +1,9 @@
-"""Asynchrony by script: a list says who runs when, so that races, staleness and deaths happen the same way.
+"""Asynchrony by script: a list sets which worker runs when, so that races, staleness and deaths repeat.
 
     Script([(0, "start"), (1, "start"), (0, "forward"), (1, "forward"), (1, "update"), (0, "update"), ...])
 
 A worker stops at each point until it is its turn, and then runs alone to its next point. When the list is
-used up, everybody runs freely.
+used up, all workers run freely.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from manyhands.recipes.base import Recipe
 from manyhands.records.record import StepRecord
 from manyhands.records.spec import RunSpec
 from manyhands.strategies import options
-from manyhands.strategies.asynchronous.base import AsyncWorker, Work
-from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.asynchronous.base import AsynchronousSetup, AsyncRank, QueueOwner, Work
+from manyhands.strategies.base import Compute
 from manyhands.tasks.base import Task
 from manyhands.transports.base import Awaited, Transport
 from manyhands.transports.threads import ThreadGroup
@@ -37,17 +37,17 @@ from manyhands.transports.wrapper import TransportWrapper
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
-PATIENCE = 0.2  # seconds after which who waits for others is no longer the one that runs
+PATIENCE = 0.2  # seconds after which a worker that waits for others lets another one run
 Turn = tuple[int, str]
 
 
 class ScriptedDeathError(Exception):
-    """The end of a worker, by script."""
+    """The script ended a worker."""
 
 
 @final
 class Script:
-    """Whose turn it is."""
+    """Decides which worker may run."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = list(turns)
@@ -56,7 +56,7 @@ class Script:
         self._gone: set[int] = set()
 
     def turn(self, rank: int, point: str) -> None:
-        """Wait until it is this worker's turn to go on from this point; it may be its turn to die."""
+        """Wait until the script lets this worker continue from this point, or ends it."""
         with self._changed:
             self.pause(rank)
             ready = self._changed.wait_for(lambda: self._is_next(rank, point), timeout=30)
@@ -70,7 +70,7 @@ class Script:
             raise ScriptedDeathError(f"worker {rank} at {point}")
 
     def pause(self, rank: int) -> None:
-        """This worker does not run any more for now."""
+        """Let another worker run."""
         with self._changed:
             if self._running == rank:
                 self._running = None
@@ -83,20 +83,19 @@ class Script:
 
 
 class ScriptedCompute(Compute):
-    """Stops before it writes parameters."""
+    """A compute that stops before it writes parameters."""
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], script: Script, rank: int) -> None:
         super().__init__(loss)
         self._script, self._rank = script, rank
 
     def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
-        """At its turn."""
         self._script.turn(self._rank, "update")
         super().update(optimizer, forget=forget)
 
 
 class ScriptedData:
-    """Stops before a batch is there: what follows is forward."""
+    """A data set that stops before it yields a batch: forward follows."""
 
     def __init__(self, inner: Dataset, script: Script, rank: int) -> None:
         self._inner, self._script, self._rank = inner, script, rank
@@ -105,7 +104,7 @@ class ScriptedData:
         return len(self._inner)
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """Each batch at its turn."""
+        """Yield each batch when the script says so."""
         for batch in self._inner.stream(requests, seed):
             self._script.turn(self._rank, "forward")
             yield batch
@@ -113,18 +112,17 @@ class ScriptedData:
 
 @final
 class Scripted(TransportWrapper):
-    """A transport on which who waits for long lets others run."""
+    """A transport on which a worker that waits for long lets others run."""
 
     def __init__(self, inner: Transport, script: Script) -> None:
         super().__init__(inner)
         self._script = script
 
     def again(self, inner: Transport) -> Scripted:
-        """By the same script."""
         return Scripted(inner, self._script)
 
     def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
-        """Not for longer than it takes a free server to answer."""
+        """Let others run after the time that an idle server needs to answer."""
         if self.inner.until(ready, min(seconds, PATIENCE), what):
             return True
         self._script.pause(self.rank)
@@ -143,7 +141,7 @@ class ScriptJournal(Callback):
 
 
 class Played:
-    """What a scripted run left: the steps in their order, the final state, each rank's share of the work."""
+    """The result of a scripted run: its steps in order, the final state, each rank's share of the work."""
 
     def __init__(self, steps: list[StepRecord], state: dict[str, Tensor], trainer: AsyncTrainer) -> None:
         assert trainer.keeper is not None
@@ -152,16 +150,16 @@ class Played:
 
 
 def play(
-    make: Callable[[Setup], AsyncWorker],
+    make: Callable[[AsynchronousSetup], AsyncRank],
     task: Task,
     recipe: Recipe,
     spec: RunSpec,
     turns: Sequence[Turn],
 ) -> Played:
-    """Train by script, in threads, in double precision; rank 0's steps and state.
+    """Train by script, in threads, in double precision; return rank 0's steps and state.
 
-    The points are `start`, `forward` (a piece is claimed, nothing of it is computed) and, where workers
-    write parameters themselves, `update`. `die` is the end of a worker at whatever point it is.
+    The points are `start`, `forward` (a piece is leased, nothing is computed yet) and, where workers write
+    parameters themselves, `update`. `die` ends a worker at any point.
     """
     script = Script(turns)
     group = ThreadGroup(spec.ranks, timeout=60)
@@ -181,23 +179,27 @@ def play(
         kept: dict[str, Tensor] = {}
         own = replace(task, train=ScriptedData(task.train, script, rank))
         worker = make(
-            Setup(
-                model,
-                recipe,
-                compute,
-                transport,
+            AsynchronousSetup(
+                model=model,
+                recipe=recipe,
+                compute=compute,
+                transport=transport,
                 options=options.build(spec.strategy, spec.strategy_options),
-                epoch=order.n,
                 work=Work(order, spec.workers, len(task.test), task.evaluation_batch),
             )
         )
+
+        def save(here: Position) -> None:
+            assert isinstance(worker, QueueOwner)
+            kept.update({name: t.clone() for name, t in worker.state().items()})
+
         trainer = AsyncTrainer(
             spec=spec,
             schedule=lambda samples: recipe.lr,
             feed=Feed(own, order, BatchShare(accumulate=spec.accumulate), _CPU, torch.float64, clock),
             clock=clock,
             callbacks=[journal] if rank == 0 else [],
-            save=lambda here: kept.update({name: t.clone() for name, t in worker.state().items()}),
+            save=save,
             asked_to_stop=lambda: False,
             leads=rank == 0,
             worker=worker,

@@ -1,4 +1,4 @@
-"""What every strategy promises, shown for one worker: subclass, set `strategy`, and pytest does the rest."""
+"""The conformance suite of synchronous strategies with one worker: subclass it and set `strategy`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from manyhands.data.base import Batch
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant
-from manyhands.strategies.base import Compute, Setup, Worker
+from manyhands.strategies.base import Compute, PartitionedSetup, Worker
 from manyhands.transports.solo import SoloTransport
 
 
 def network() -> nn.Sequential:
-    """A small model with what goes wrong easily: a norm's buffers, a frozen and a tied parameter."""
+    """A small model with what easily goes wrong: a norm's buffers, a frozen and a tied parameter."""
     torch.manual_seed(1)
     first, tied = nn.Linear(6, 6), nn.Linear(6, 6)
     tied.weight = first.weight
@@ -40,9 +40,15 @@ class StrategySuite:
 
     def worker(self, model: nn.Module, recipe: Recipe) -> Worker:
         """One worker around a model."""
-        made: Worker = self.strategy(
-            Setup(model, recipe, Compute(nn.functional.cross_entropy), SoloTransport())
+        setup = PartitionedSetup(
+            model=model,
+            recipe=recipe,
+            compute=Compute(nn.functional.cross_entropy),
+            transport=SoloTransport(),
+            batch=8,
+            example=batch,
         )
+        made: Worker = self.strategy(setup)
         return made
 
     def test_a_step_is_plain_sgd_on_the_mean(self) -> None:
@@ -88,7 +94,7 @@ class StrategySuite:
             assert torch.equal(tensor, other.state()[name]), name
 
     def test_clipping_bounds_the_whole_gradient(self) -> None:
-        """The update's norm is the rate times the bound."""
+        """The update's norm is the learning rate times the bound."""
         model = network()
         before = [parameter.detach().clone() for parameter in model.parameters()]
         self.worker(model, constant(lr=1.0, clip=1e-3)).step([batch(8)], 8, lr=1.0)

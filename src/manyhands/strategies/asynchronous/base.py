@@ -1,63 +1,110 @@
-"""The interface of strategies whose workers go at their own pace: they claim work, and nobody waits in step.
+"""The interface of asynchronous strategies: workers lease work, and no worker waits for a common step.
 
-What they share is a ledger of who has claimed what (work_queue.py). Rank 0 keeps the books: it reads the
-log of updates, lets the model be evaluated and saved at fences, and says when it is over.
+There are three roles, and a rank may have two of them:
+
+    AsyncWorker       leases samples, trains on them, evaluates parts of the test set    every training rank
+    ParameterServer   answers the workers until the run is over                          a rank that serves
+    QueueOwner        holds the work queue and the state of the model                    rank 0
+
+The work queue (work_queue.py) records which rank has leased which samples. Rank 0 reads the log of updates,
+lets the model be evaluated and saved at sync points, and decides when the run is over.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from manyhands.data.base import Batch
 from manyhands.data.order import Order
 from manyhands.strategies.asynchronous.work_queue import Lease, QueueStage, WorkQueue
+from manyhands.strategies.base import Setup
 
-LOOK = 0.01  # seconds between two looks at what changes without a word: a worker is gone, a signal came
+POLL_SECONDS = 0.01  # between two looks at what changes without a message: a worker is gone, a signal came
 
 
 class Work(NamedTuple):
-    """What there is to claim."""
+    """What there is to lease."""
 
     order: Order
     parts: int  # pieces of a global batch
     tests: int  # samples of the test set
-    test_size: int  # that are claimed at a time
+    test_size: int  # samples of the test set per lease
 
 
-class AsyncWorker(Protocol):
-    """One rank of such a strategy."""
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousSetup(Setup):
+    """For strategies whose workers do not step together."""
 
-    model: nn.Module  # at a fence: whole, ready to evaluate
-    trains: bool  # false where this rank serves the others
-    queue: WorkQueue  # at rank 0, and at all ranks that share it
+    work: Work
+    joining: bool = False  # whether the other ranks are training already
 
-    def lock(self) -> AbstractContextManager[object]:
-        """Inside, the ledger is this rank's alone."""
 
-    def enter(self, look: Callable[[], None]) -> None:
-        """Begin; `look` is called often, and whenever this rank waits, with the lock free."""
+class AsyncWorker(ABC):
+    """A rank that trains."""
 
-    def claim(self, known: QueueStage) -> Lease:
-        """The next piece to work on; nothing now (LATER) only when the stage is no longer the known one."""
+    model: nn.Module  # at a sync point: complete, ready to evaluate
 
-    def step(self, micro_batches: Iterable[Batch], claim: Lease, lr: float) -> None:
-        """Train on a claimed piece: its mean gradient updates the parameters."""
+    @abstractmethod
+    def enter(self) -> None:
+        """Begin to ask for leases."""
 
-    def tested(self, claim: Lease, score: float, loss: float) -> None:
-        """A claimed part of the test set is evaluated."""
+    @abstractmethod
+    def lease(self, stage: QueueStage) -> Lease:
+        """The next piece to work on. LATER (nothing now) is returned only when the stage has changed."""
 
-    def forget(self, rank: int) -> None:
-        """Another rank is gone; only rank 0 is told."""
+    @abstractmethod
+    def step(self, micro_batches: Iterable[Batch], lease: Lease, lr: float) -> None:
+        """Train on a leased piece: its mean gradient updates the parameters."""
 
-    def serve(self, count: Callable[[], None]) -> None:
-        """Where this rank does not train: serve those who do, until it is over; `count` each update."""
+    @abstractmethod
+    def tested(self, score: float, loss: float) -> None:
+        """Report the evaluation of the leased part of the test set."""
 
-    def state(self) -> dict[str, Tensor]:
-        """Whole tensors by name, as any strategy's; only rank 0 asks, at a fence."""
-
+    @abstractmethod
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state; all ranks do, with the same."""
+        """Continue from a state. All ranks call this with the same state."""
+
+
+class ParameterServer(ABC):
+    """A rank that serves the ranks that train."""
+
+    model: nn.Module  # at a sync point: complete, ready to save
+
+    @abstractmethod
+    def serve(self, count: Callable[[], None]) -> None:
+        """Serve until the run is over; call `count` after each update."""
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state. All ranks call this with the same state."""
+
+
+AsyncRank = AsyncWorker | ParameterServer
+
+
+class QueueOwner(ABC):
+    """Rank 0, whether it trains or serves: it has the work queue and the state of the whole model."""
+
+    queue: WorkQueue
+
+    @abstractmethod
+    def poll_with(self, poll: Callable[[], None]) -> None:
+        """Call `poll` often, and whenever this rank waits; never while the lock is held."""
+
+    @abstractmethod
+    def lock(self) -> AbstractContextManager[object]:
+        """Inside, no other rank uses the queue."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Whole tensors by name, as of any strategy; called at a sync point."""
+
+    @abstractmethod
+    def forget(self, rank: int) -> None:
+        """Drop what this rank keeps for another rank that is gone."""

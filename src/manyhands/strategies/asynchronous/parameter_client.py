@@ -1,86 +1,80 @@
-"""A worker of a parameter server: claims, pulls, computes a gradient on a copy of its own, pushes."""
+"""A worker of a parameter server: leases, pulls, computes a gradient on its own copy, pushes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping
 from typing import final
 
 import torch
 from torch import Tensor
 
 from manyhands.data.base import Batch
+from manyhands.strategies.asynchronous.base import AsynchronousSetup, AsyncWorker
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
 from manyhands.strategies.asynchronous.server_channel import ServerChannel, ServerReply, ServerRequest, Verb
-from manyhands.strategies.asynchronous.work_queue import Lease, QueueStage, WorkQueue
-from manyhands.strategies.base import Setup
-from manyhands.strategies.flat_layout import catch, laid
+from manyhands.strategies.asynchronous.work_queue import Lease, QueueStage
+from manyhands.strategies.flat_layout import redirect_gradient
 from manyhands.strategies.options import ServerOptions
 
 
 @final
-class Client:
+class Client(AsyncWorker):
     """One worker: its own copy of the parameters, and a row for its gradient.
 
-    Where it pushes or pulls only every few steps it goes on from its own copy meanwhile, w <- w - lr g, and
-    pushes the sum of its gradients (DistBelief, algorithm 7.1).
+    Where it pushes or pulls only every few steps, it continues from its own copy meanwhile, w <- w - lr g,
+    and pushes the sum of its gradients (DistBelief, algorithm 7.1).
     """
 
-    trains = True
-    queue: WorkQueue  # the server's alone
-
-    def __init__(self, setup: Setup, store: ParameterStore, meeting: ServerChannel) -> None:
+    def __init__(self, setup: AsynchronousSetup, store: ParameterStore, channel: ServerChannel) -> None:
         self._options: ServerOptions = setup.options
         self._compute, self._clip = setup.compute, setup.recipe.clip
-        self._transport, self._store, self._window = setup.transport, store, meeting
+        self._transport, self._store, self._channel = setup.transport, store, channel
         self.model = setup.model
         device = next(iter(store.named.values())).device
-        self._local = torch.zeros(store.whole, dtype=store.dtype, device=device)
+        self._local = torch.zeros(store.size, dtype=store.dtype, device=device)
         store.fill(self._local)
         store.bind(self._local)
-        # every step's gradient goes straight to where it is handed over, unless several are summed there
+        # each gradient goes straight into the row that is pushed, unless several are summed there
         self._sums = self._options.push_every > 1 or self._options.pull_every > 1
-        self._fresh = torch.zeros_like(meeting.row) if self._sums else meeting.row
-        self._touched = [False] * len(store.spots)
-        self._gradients = [laid(self._fresh, spot) for spot in store.spots]
-        for number, spot in enumerate(store.spots):
-            catch(store.named[spot.name], self._gradients[number], self._touched, number)
+        self._fresh = torch.zeros_like(channel.row) if self._sums else channel.row
+        self._touched = [False] * len(store.slots)
+        self._gradients = [slot.view(self._fresh) for slot in store.slots]
+        for number, slot in enumerate(store.slots):
+            redirect_gradient(store.named[slot.name], self._gradients[number], self._touched, number)
         self._before = [buffer.clone() for buffer in store.buffers]
         self._versions = [0] * self._options.servers
         self._since_pull = self._since_push = 0
         self._due = True  # whether the next piece wants fresh parameters
-        self._report = ServerRequest(Verb.HELLO)
+        self._report = ServerRequest(Verb.HELLO)  # sent when the next lease is asked for
         if not setup.joining:
             setup.transport.barrier()
 
-    def lock(self) -> AbstractContextManager[object]:
-        """There is nothing to lock."""
-        return nullcontext()
-
-    def enter(self, look: Callable[[], None]) -> None:
-        """The first question is a hello."""
+    def enter(self) -> None:
+        """Say hello with the first request."""
         self._report = ServerRequest(Verb.HELLO)
 
-    def claim(self, known: QueueStage) -> Lease:
-        """Tell server 0 what was done, and ask for more; fresh parameters may come along."""
+    def lease(self, stage: QueueStage) -> Lease:
+        """Report to server 0 what was done, and ask for more; fresh parameters may come with the reply."""
         holding = self._since_push > 0
-        asked = self._report._replace(known=known, pull=self._due, holding=holding, version=self._versions[0])
-        reply = self._window.ask(0, asked)
+        request = self._report._replace(
+            stage=stage, pull=self._due, holding=holding, version=self._versions[0]
+        )
+        reply = self._channel.ask(0, request)
         self._report = ServerRequest(Verb.ASK)
         if reply.flush:
             self._push(self._lr)
             self._report = ServerRequest(Verb.FLUSH, pushed=True, lr=self._lr)
-            return self.claim(known)
+            return self.lease(stage)
         if reply.pull:
             self._pull(reply)
-        return reply.claim
+        return reply.lease
 
-    def step(self, micro_batches: Iterable[Batch], claim: Lease, lr: float) -> None:
-        """The piece's mean gradient, into the row; it is handed over with the next question."""
+    def step(self, micro_batches: Iterable[Batch], lease: Lease, lr: float) -> None:
+        """Compute the piece's mean gradient into the row, which is pushed with the next request."""
         compute, mean = self._compute, 0.0
         self._touched[:] = [False] * len(self._touched)
         for batch in micro_batches:
-            loss = compute.forward(self.model, batch, weight=batch.size / claim.size)
+            loss = compute.forward(self.model, batch, weight=batch.size / lease.size)
             compute.backward(loss)
             mean += loss.item()
         if self._clip is not None:
@@ -90,72 +84,61 @@ class Client:
         self._lr = lr
         flags = torch.tensor(self._touched, dtype=self._store.dtype)
         if self._sums:
-            self._go_on_alone(lr, flags)
+            self._step_locally(lr, flags)
         else:
-            self._store.flags(self._window.row).copy_(flags)
+            self._store.flags(self._channel.row).copy_(flags)
         pushes = self._since_push >= self._options.push_every
         self._due = self._since_pull >= self._options.pull_every
         if pushes:
             self._push(lr)
         self._report = ServerRequest(Verb.TRAINED, pushed=pushes, lr=lr, loss=mean)
 
-    def tested(self, claim: Lease, score: float, loss: float) -> None:
-        """Told with the next question."""
+    def tested(self, score: float, loss: float) -> None:
+        """Report the sums with the next request."""
         self._report = ServerRequest(Verb.TESTED, score=score, loss=loss)
 
-    def forget(self, rank: int) -> None:
-        """Nobody waits for anybody."""
-
-    def serve(self, count: Callable[[], None]) -> None:
-        """A worker serves nobody."""
-        raise AssertionError
-
-    def state(self) -> dict[str, Tensor]:
-        """Only server 0 is asked."""
-        raise AssertionError
-
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """The servers take it; a worker pulls."""
+        """Wait until the servers have loaded the state; a worker pulls it."""
         self._transport.barrier()
 
     def _push(self, lr: float) -> None:
-        """The row is complete; it is handed to server 0 with the next question, to the others now."""
-        changes = self._store.changes(self._window.row)
+        """Complete the row. It goes to server 0 with the next request, and to the other servers now."""
+        changes = self._store.buffer_changes(self._channel.row)
         for change, buffer, before in zip(changes, self._store.buffers, self._before, strict=True):
             change.copy_(buffer - before)
             before.copy_(buffer)
         for server in range(1, self._options.servers):
-            asked = ServerRequest(Verb.PUSH, pushed=True, version=self._versions[server], lr=lr)
-            self._window.ask(server, asked)
+            request = ServerRequest(Verb.PUSH, pushed=True, version=self._versions[server], lr=lr)
+            self._channel.ask(server, request)
         self._since_push = 0
 
     def _pull(self, reply: ServerReply) -> None:
-        self._versions[0] = self._window.pull(0, self._local, reply)
+        self._versions[0] = self._channel.pull(0, self._local, reply)
         for server in range(1, self._options.servers):
-            slices = self._window.ask(server, ServerRequest(Verb.PULL))
-            self._versions[server] = self._window.pull(server, self._local, slices)
-        self._store.take_buffers(self._local)
+            other = self._channel.ask(server, ServerRequest(Verb.PULL))
+            self._versions[server] = self._channel.pull(server, self._local, other)
+        self._store.load_buffers(self._local)
         for buffer, before in zip(self._store.buffers, self._before, strict=True):
             before.copy_(buffer)
         self._since_pull, self._due = 0, False
 
-    def _go_on_alone(self, lr: float, flags: Tensor) -> None:
-        """Add this step's gradient to what is pushed later, and take the step on the copy."""
-        store, row, fresh = self._store, self._window.row, self._fresh
+    def _step_locally(self, lr: float, flags: Tensor) -> None:
+        """Add this step's gradient to the row that is pushed later, and take the step on the own copy."""
+        store, row, fresh = self._store, self._channel.row, self._fresh
         for gradient, touched in zip(self._gradients, self._touched, strict=True):
             if not touched:
                 gradient.zero_()
-        sums, had = row[: store.length], store.flags(row)
+        sums, had_gradient = row[: store.length], store.flags(row)
         if self._since_push == 1:
             sums.copy_(fresh[: store.length])
-            had.copy_(flags)
+            had_gradient.copy_(flags)
         else:
             sums.add_(fresh[: store.length])
-            torch.maximum(had, flags, out=had)
+            torch.maximum(had_gradient, flags, out=had_gradient)
         self._local[: store.length].sub_(fresh[: store.length].to(self._local.device), alpha=lr)
 
     def _with_gradients(self) -> list[Tensor]:
-        """Something for each parameter that has a gradient to hold it."""
+        """One tensor per gradient of this step, with the gradient as `.grad`."""
         held = []
         for gradient, touched in zip(self._gradients, self._touched, strict=True):
             if touched:

@@ -1,11 +1,11 @@
-"""What a parameter server holds: all parameters in one row of memory, cut into a slice a server.
+"""The layout of what parameter servers hold: all parameters in one row of memory, one slice per server.
 
                   slice of server 0        slice of server 1
     parameters  [ w w w w w w w w w w w | w w w w w w w w w w w ][ buffers ]
     a push      [ g g g g g g g g g g g | g g g g g g g g g g g ][ had a gradient | changes of the buffers ]
 
-Buffers (a norm's running mean) change at each worker by what its own samples say; the changes travel with the
-gradients, and server 0 adds them up.
+Buffers (a norm's running mean) change at each worker according to its own samples. The changes travel with
+the gradients, and server 0 adds them up.
 """
 
 from __future__ import annotations
@@ -17,84 +17,79 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.core.errors import ManyhandsError
-from manyhands.strategies.consistency import trained
-from manyhands.strategies.flat_layout import ALIGNED, ParameterSlot, aligned, laid, lay_out
+from manyhands.strategies.consistency import trained_parameters
+from manyhands.strategies.flat_layout import aligned, lay_out, slice_of
 
 
 @final
 class ParameterStore:
-    """The layout of a model, the same at every rank that has the model."""
+    """The layout of a model, equal at every rank that has the model."""
 
     def __init__(self, model: nn.Module, servers: int) -> None:
-        self.named = trained(model)
-        kinds = {parameter.dtype for parameter in self.named.values()}
-        if len(kinds) > 1:
-            names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-            raise ManyhandsError(f"strategy server needs parameters of one type of number, found {names}")
-        self.dtype = next(iter(kinds), torch.float32)
-        self.spots, self.length = lay_out(self.named.items())
+        self.named = trained_parameters(model)
+        dtypes = {parameter.dtype for parameter in self.named.values()}
+        if len(dtypes) > 1:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            raise ManyhandsError(f"strategy server needs parameters of one dtype, found {names}")
+        self.dtype = next(iter(dtypes), torch.float32)
+        self.servers = servers
+        self.slots, self.length = lay_out(self.named.items())
         self.buffers = [buffer for _, buffer in sorted(model.named_buffers())]
-        self.kept = sum(buffer.numel() for buffer in self.buffers)  # numbers of the buffers
-        self.whole = self.length + self.kept
-        self.row = aligned(self.length + len(self.spots) + self.kept)
-        self.borders = [index * (self.length // ALIGNED) // servers * ALIGNED for index in range(servers)] + [
-            self.length
-        ]
+        self.buffer_elements = sum(buffer.numel() for buffer in self.buffers)
+        self.size = self.length + self.buffer_elements  # elements of parameters and buffers
+        self.row = aligned(self.length + len(self.slots) + self.buffer_elements)  # elements of a push
 
     def slice_of(self, server: int) -> slice:
-        """The numbers that a server holds."""
-        return slice(self.borders[server], self.borders[server + 1])
-
-    def within(self, spot: ParameterSlot, server: int) -> tuple[int, int]:
-        """A parameter's part of a server's slice, from and to; from = to where it has none."""
-        low, high = self.borders[server], self.borders[server + 1]
-        end = spot.start + spot.parameter.numel()
-        first = min(max(low, spot.start), end)
-        return first, max(first, min(high, end))
+        """The elements of the parameters that a server holds."""
+        return slice_of(self.length, server, self.servers)
 
     def flags(self, row: Tensor) -> Tensor:
-        """Which parameters had a gradient."""
-        return row[self.length : self.length + len(self.spots)]
+        """The part of a push that says which parameters had a gradient."""
+        return row[self.length : self.length + len(self.slots)]
 
-    def changes(self, row: Tensor) -> list[Tensor]:
-        """Of the buffers, each in its shape."""
-        start = self.length + len(self.spots)
-        return self._cut(row[start : start + self.kept])
+    def buffer_changes(self, row: Tensor) -> list[Tensor]:
+        """The part of a push that holds the changes of the buffers, each in its shape."""
+        start = self.length + len(self.slots)
+        return self._split_buffers(row[start : start + self.buffer_elements])
 
-    def kept_in(self, whole: Tensor) -> list[Tensor]:
+    def buffers_in(self, values: Tensor) -> list[Tensor]:
         """The buffers behind the parameters, each in its shape."""
-        return self._cut(whole[self.length : self.whole])
+        return self._split_buffers(values[self.length : self.size])
 
-    def fill(self, whole: Tensor) -> None:
-        """The model's numbers into memory."""
+    def fill(self, values: Tensor) -> None:
+        """Copy the model's parameters and buffers into memory."""
         with torch.no_grad():
-            for spot in self.spots:
-                laid(whole, spot).copy_(spot.parameter)
-            for place, buffer in zip(self.kept_in(whole), self.buffers, strict=True):
-                place.copy_(buffer)
+            for slot in self.slots:
+                slot.view(values).copy_(slot.parameter)
+            for target, buffer in zip(self.buffers_in(values), self.buffers, strict=True):
+                target.copy_(buffer)
 
-    def bind(self, flat: Tensor) -> None:
-        """The model's parameters give up their own memory for this."""
-        for spot in self.spots:
-            spot.parameter.data = laid(flat, spot)
+    def bind(self, values: Tensor) -> None:
+        """Let the model's parameters live in this memory."""
+        for slot in self.slots:
+            slot.parameter.data = slot.view(values)
 
-    def take_buffers(self, whole: Tensor) -> None:
-        """The buffers' values from memory into the model."""
-        for place, buffer in zip(self.kept_in(whole), self.buffers, strict=True):
-            buffer.copy_(place.round() if not buffer.is_floating_point() else place)
+    def load_buffers(self, values: Tensor) -> None:
+        """Copy the buffers from memory into the model."""
+        for source, buffer in zip(self.buffers_in(values), self.buffers, strict=True):
+            buffer.copy_(source.round() if not buffer.is_floating_point() else source)
 
-    def part(self, server: int, name: str, tensor: Tensor) -> Tensor:
-        """A server's part of a whole tensor, in the order in which the parameter lies in memory."""
-        spot = next(spot for spot in self.spots if spot.name == name)
-        low, high = self.within(spot, server)
-        flat = torch.empty_like(spot.parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)
-        row = flat.as_strided((spot.parameter.numel(),), (1,))
-        return row[low - spot.start : high - spot.start].detach().clone()
+    def piece(self, server: int, name: str, tensor: Tensor) -> Tensor:
+        """A server's piece of a whole tensor, in the order in which the parameter lies in memory."""
+        slot = next(slot for slot in self.slots if slot.name == name)
+        return slot.piece(self.slice_of(server), tensor)
 
-    def put_together(self, flat: Tensor, names: Mapping[str, object]) -> dict[str, Tensor]:
-        """Whole tensors of the parameters' shapes from a row that holds them."""
-        return {spot.name: laid(flat, spot).clone() for spot in self.spots if spot.name in names}
+    def write_pieces(self, server: int, pieces: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Copy a server's pieces of named tensors to their slots in flat memory."""
+        part = self.slice_of(server)
+        for slot in self.slots:
+            if slot.name in pieces:
+                flat[slot.within(part)] = pieces[slot.name]
 
-    def _cut(self, numbers: Tensor) -> list[Tensor]:
-        parts = torch.split(numbers, [buffer.numel() for buffer in self.buffers])
+    def whole_tensors(self, flat: Tensor, names: Mapping[str, object]) -> dict[str, Tensor]:
+        """Copies of named tensors, in the shapes of their parameters, from flat memory that holds them."""
+        return {slot.name: slot.view(flat).clone() for slot in self.slots if slot.name in names}
+
+    def _split_buffers(self, elements: Tensor) -> list[Tensor]:
+        parts = torch.split(elements, [buffer.numel() for buffer in self.buffers])
         return [part.view(buffer.shape) for part, buffer in zip(parts, self.buffers, strict=True)]

@@ -1,13 +1,13 @@
-"""Who has claimed which samples: each exactly once an epoch, whatever the workers' speeds (law 3).
+"""Which rank has leased which samples: each sample exactly once per epoch, at any speeds (law 3).
 
-All of it is numbers in one piece of memory, so that a server can keep it to itself and workers of one host
-can share it. Whoever calls a method holds the lock, or is the only one who may.
+The whole queue is numbers in one piece of memory, so that a server can keep it to itself and workers of one
+host can share it. Callers of a method hold the lock, or are the only ones that may write.
 
-    order    ........ done ........ [ claimed 1 ][ claimed 0 ][ claimed 2 ] ..... not yet .....  | fence
-                                                                           ^ taken               ^ until
+    order    ........ done ........ [ leased by 1 ][ by 0 ][ by 2 ] ..... not yet leased .....  | sync point
+                                                                   ^ taken                      ^ until
 
-Nothing is claimed beyond a fence. When all that was claimed before it is done, no gradient is under way:
-the model is evaluated, saved, or done. A claim whose worker is gone is claimed again by another.
+Nothing is leased beyond a sync point. When everything before it is done, no gradient is in flight: the model
+is evaluated, saved, or finished. The lease of a worker that is gone goes to another worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from manyhands.data.order import Order
 
 
 class LeaseKind(IntEnum):
-    """What a worker is told to do."""
+    """What a worker should do."""
 
     LATER = 0  # nothing now: ask again
     TRAIN = 1
@@ -33,7 +33,7 @@ class LeaseKind(IntEnum):
 
 
 class QueueStage(IntEnum):
-    """What the gang is about."""
+    """What all workers are doing."""
 
     TRAIN = 0
     TEST = 1
@@ -42,7 +42,7 @@ class QueueStage(IntEnum):
 
 
 class Lease(NamedTuple):
-    """Some samples that one worker is to use: from a position of the order, or of the test set."""
+    """Samples for one worker: from a position of the order, or of the test set."""
 
     kind: LeaseKind
     start: int = 0
@@ -51,7 +51,7 @@ class Lease(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What became of a claimed piece: one line of the log."""
+    """The result of a leased piece: one entry of the log."""
 
     step: int  # of all workers, 1 is the first
     samples: int  # done so far, these included
@@ -66,23 +66,23 @@ class Update(NamedTuple):
 _LOG = 4096  # updates that may wait to be read
 _HEAD = 16
 (_STAGE, _TAKEN, _UNTIL, _TESTED, _UPDATES, _PIECES, _SAMPLES, _LOGGED, _READ, _RETURNED) = range(10)
-_INSIDE = 10  # who is changing them, counted from 1: there even if it was killed meanwhile
+_WRITER = 10  # the rank that is changing the queue, counted from 1; it stays if that rank was killed
 _ROW = 9
-(_KIND, _START, _SIZE, _STEPS, _DONE, _DROPPED, _PRESENT, _VERSION, _PACE) = range(9)
+(_KIND, _START, _SIZE, _STEPS, _DONE, _DROPPED, _PRESENT, _VERSION, _PROGRESS) = range(9)
 _RETURN = 3  # kind, start, size
 _UNDO = _HEAD + _ROW + 2
 
 
 @final
 class WorkQueue:
-    """The numbers, and what may be done with them."""
+    """The numbers of the queue, and the operations on them."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], ranks: int, order: Order, parts: int) -> None:
-        """`memory` is zeroed, of `size(ranks)` bytes; a global batch is cut into `parts` pieces."""
+        """`memory` is zeroed, of `size(ranks)` bytes; a global batch is divided into `parts` pieces."""
         self._order, self._parts, self.ranks = order, parts, ranks
         numbers = memory[: self.size(ranks)].view(np.int64)
-        cuts = np.cumsum([_HEAD, _ROW * ranks, _RETURN * 2 * ranks, 2 * ranks, _UNDO])
-        self._head, rows, returned, sums, undo, log = np.split(numbers, cuts)
+        borders = np.cumsum([_HEAD, _ROW * ranks, _RETURN * 2 * ranks, 2 * ranks, _UNDO])
+        self._head, rows, returned, sums, undo, log = np.split(numbers, borders)
         self._rows, self._returned = rows.reshape(ranks, _ROW), returned.reshape(2 * ranks, _RETURN)
         self._sums = sums.view(np.float64).reshape(ranks, 2)
         self._undo = undo[:_HEAD], undo[_HEAD:-2], undo[-2:].view(np.float64)
@@ -90,39 +90,39 @@ class WorkQueue:
 
     @staticmethod
     def size(ranks: int) -> int:
-        """Bytes."""
+        """Bytes of memory that a queue needs."""
         return 8 * (_HEAD + (_ROW + 2 * _RETURN + 2) * ranks + _UNDO + _LOG * len(Update._fields))
 
     @contextmanager
     def changing(self, rank: int) -> Iterator[None]:
-        """Inside, this rank changes numbers that others share; if it is killed there, the next one undoes it.
+        """Inside, this rank changes shared numbers; if it is killed there, the next rank undoes the change.
 
-        Half a claim would be samples that nobody uses, half an update some that are used twice.
+        Half a lease would be samples that are never used; half an update would use some of them twice.
         """
         head, (before, row, sums) = self._head, self._undo
-        if head[_INSIDE]:
-            last = head[_INSIDE] - 1
+        if head[_WRITER]:
+            last = head[_WRITER] - 1
             self._rows[last], self._sums[last] = row, sums
-            head[:_INSIDE] = before[:_INSIDE]
-            head[_INSIDE] = 0
+            head[:_WRITER] = before[:_WRITER]
+            head[_WRITER] = 0
         before[:], row[:], sums[:] = head, self._rows[rank], self._sums[rank]
-        head[_INSIDE] = rank + 1
+        head[_WRITER] = rank + 1
         yield
-        head[_INSIDE] = 0
+        head[_WRITER] = 0
 
     # ---- for workers
 
     def enter(self, rank: int) -> None:
-        """This rank works from now on; one that comes later is no step behind the slowest.
+        """This rank works from now on; one that joins late starts level with the slowest.
 
-        What the one before it had claimed is for others, should nobody have seen yet that it is gone.
+        If an earlier process of this rank still holds a lease, it goes back to the queue.
         """
         self.put_back(rank)
-        self._rows[rank, _PACE] = self._slowest()
+        self._rows[rank, _PROGRESS] = self._slowest()
         self._rows[rank, _KIND] = LeaseKind.LATER
         self._rows[rank, _PRESENT] = 1
 
-    def claim(self, rank: int, test_size: int, tests: int, bound: int | None = None) -> Lease:
+    def lease(self, rank: int, test_size: int, tests: int, bound: int | None = None) -> Lease:
         """The next piece for this rank, which has none."""
         stage = QueueStage(self._head[_STAGE])
         if stage is QueueStage.OVER:
@@ -136,14 +136,14 @@ class WorkQueue:
         return found
 
     def trained(self, rank: int, loss: float, lr: float, staleness: int, applied: bool = True) -> Update:
-        """This rank's piece is used; `applied` where that was an update of the parameters."""
+        """This rank's piece is used; `applied` says whether that updated the parameters."""
         row, head = self._rows[rank], self._head
         size = int(row[_SIZE])
         head[_UPDATES] += applied
         head[_PIECES] += 1
         head[_SAMPLES] += size
         row[_STEPS] += 1
-        row[_PACE] += 1
+        row[_PROGRESS] += 1
         row[_DONE] += size
         row[_KIND] = LeaseKind.LATER
         update = Update(
@@ -158,7 +158,7 @@ class WorkQueue:
         self._head[_UPDATES] += 1
 
     def leave(self, rank: int) -> None:
-        """This rank has been sent home."""
+        """This rank was told that the run is over."""
         self._rows[rank, _PRESENT] = 0
 
     def tested(self, rank: int, score: float, loss: float) -> None:
@@ -168,7 +168,7 @@ class WorkQueue:
 
     @property
     def updates(self) -> int:
-        """Of the parameters, so far."""
+        """Updates of the parameters so far."""
         return int(self._head[_UPDATES])
 
     @property
@@ -178,49 +178,49 @@ class WorkQueue:
 
     @property
     def has_work(self) -> bool:
-        """Whether something can be claimed, as far as can be seen without the lock."""
+        """Whether something can be leased, as far as can be seen without the lock."""
         head = self._head
         return bool(head[_RETURNED] or (head[_STAGE] == QueueStage.TRAIN and head[_TAKEN] < head[_UNTIL]))
 
-    # ---- for whoever keeps it
+    # ---- for the owner
 
     def begin(self, samples: int, steps: int) -> None:
-        """Where a run begins or goes on; staleness and every count a worker begin at zero."""
+        """Set where a run begins or resumes; staleness and the counts of each worker begin at zero."""
         self._head[[_STAGE, _TAKEN, _PIECES, _SAMPLES]] = QueueStage.SAVE, samples, steps, samples
 
     @property
     def stage(self) -> QueueStage:
-        """What the gang is about."""
+        """What all workers are doing."""
         return QueueStage(self._head[_STAGE])
 
     @property
     def samples(self) -> int:
-        """Used so far."""
+        """Training samples used so far."""
         return int(self._head[_SAMPLES])
 
     def train(self, until: int) -> None:
-        """Hand out pieces of the order up to the first that ends at or after this position."""
+        """Lease out pieces of the order, up to the first one that ends at or after this position."""
         self._head[[_STAGE, _UNTIL]] = QueueStage.TRAIN, until
 
     def halt(self) -> None:
-        """Hand out no more: the fence is here."""
+        """Lease out no more: the sync point is here."""
         self._head[_UNTIL] = min(self._head[_UNTIL], self._head[_TAKEN])
 
     def test(self) -> None:
-        """Hand out the test set."""
+        """Lease out the test set."""
         self._head[[_STAGE, _TESTED]] = QueueStage.TEST, 0
         self._sums[:] = 0.0
 
     def hold(self) -> None:
-        """Hand out nothing, because something is being saved."""
+        """Lease out nothing, because a checkpoint is being saved."""
         self._head[_STAGE] = QueueStage.SAVE
 
     def end(self) -> None:
-        """Send everybody home."""
+        """Tell all workers that the run is over."""
         self._head[_STAGE] = QueueStage.OVER
 
     def is_drained(self, tests: int) -> bool:
-        """Whether all that may be handed out in this stage was, and has come back."""
+        """Whether everything that may be leased in this stage was leased, and is done."""
         stage, head = self.stage, self._head
         if head[_RETURNED] or (self._rows[:, _KIND] != LeaseKind.LATER).any():
             return False
@@ -229,7 +229,7 @@ class WorkQueue:
         return stage is QueueStage.TEST and bool(head[_TESTED] >= tests)
 
     def put_back(self, rank: int, *, gone: bool = True) -> None:
-        """What this rank had claimed is for others: it is gone, or came too late."""
+        """Give this rank's lease to another: the rank is gone, or its gradient came too late."""
         row = self._rows[rank]
         if row[_KIND] != LeaseKind.LATER:
             self._returned[self._head[_RETURNED]] = row[[_KIND, _START, _SIZE]]
@@ -240,40 +240,36 @@ class WorkQueue:
         else:
             row[_DROPPED] += 1
 
-    def claimed_since(self, version: int) -> int:
-        """How many pieces are being worked on that were claimed at this many updates."""
+    def leased_at(self, version: int) -> int:
+        """The number of pieces in work that were leased at this version of the parameters."""
         return int(((self._rows[:, _KIND] == LeaseKind.TRAIN) & (self._rows[:, _VERSION] == version)).sum())
 
     @property
     def present(self) -> int:
-        """How many work."""
+        """The number of ranks that work."""
         return int(self._rows[:, _PRESENT].sum())
-
-    def is_present(self, rank: int) -> bool:
-        """Whether this rank works."""
-        return bool(self._rows[rank, _PRESENT])
 
     @property
     def sums(self) -> tuple[float, float]:
-        """Of scores and losses over the test set."""
+        """Sums of scores and losses over the test set."""
         score, loss = self._sums.sum(axis=0).tolist()
         return score, loss
 
     def size_of(self, rank: int) -> int:
-        """Samples of the piece this rank works on."""
+        """Samples of the piece that this rank works on."""
         return int(self._rows[rank, _SIZE])
 
     def shares(self) -> list[tuple[int, int, int]]:
-        """Samples and updates of every rank, and those of its pieces that came too late."""
+        """For each rank: its samples, its updates, and its pieces that came too late."""
         return [(int(row[_DONE]), int(row[_STEPS]), int(row[_DROPPED])) for row in self._rows]
 
     def read(self) -> list[Update]:
-        """The updates since the last time."""
+        """The updates since the last call."""
         head, found = self._head, []
         while head[_READ] < head[_LOGGED]:
             step, samples, start, size, loss, lr, worker, staleness = self._log[head[_READ] % _LOG].tolist()
-            whole = int(step), int(samples), int(start), int(size)
-            found.append(Update(*whole, loss, lr, int(worker), int(staleness)))
+            counts = int(step), int(samples), int(start), int(size)
+            found.append(Update(*counts, loss, lr, int(worker), int(staleness)))
             head[_READ] += 1
         return found
 
@@ -294,8 +290,9 @@ class WorkQueue:
         return Lease(LeaseKind.LATER, stage=stage)
 
     def _is_ahead(self, rank: int, bound: int | None) -> bool:
-        return bound is not None and int(self._rows[rank, _PACE]) - self._slowest() > bound
+        return bound is not None and int(self._rows[rank, _PROGRESS]) - self._slowest() > bound
 
     def _slowest(self) -> int:
-        steps = self._rows[self._rows[:, _PRESENT] == 1, _PACE]
+        """Steps of the slowest rank that works."""
+        steps = self._rows[self._rows[:, _PRESENT] == 1, _PROGRESS]
         return int(steps.min()) if len(steps) else 0

@@ -1,8 +1,8 @@
 """Batch norm over the global batch: `--sync-batchnorm`. By default each worker's statistics are its own.
 
-torch's SyncBatchNorm runs on CUDA only and over its own process groups; this one runs wherever a transport
-does. One exchange forward (each worker's count, mean and sum of squared deviations, combined as Chan, Golub
-and LeVeque do, which loses no digits) and one backward.
+torch's SyncBatchNorm runs on CUDA only and over its own process groups; this one runs on every transport. It
+makes one exchange in forward (each worker's count, mean and sum of squared deviations, combined as by Chan,
+Golub and LeVeque, which loses no digits) and one in backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from manyhands.transports.base import Transport
 
 
 def synchronize(model: nn.Module, transport: Transport) -> nn.Module:
-    """The same model, every batch norm in it made to look at all workers' samples."""
+    """The same model, with every batch norm in it computed over the samples of all workers."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
@@ -29,7 +29,7 @@ def _over_all(norm: nn.modules.batchnorm._BatchNorm, transport: Transport) -> Gl
     made = GlobalBatchNorm(
         norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
     ).train(norm.training)
-    # the very same tensors under the same names: nothing notices the exchange
+    # the very same tensors under the same names: nothing else notices the replacement
     made._parameters, made._buffers = norm._parameters, norm._buffers
     made.transport = transport
     return made
@@ -45,7 +45,7 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """As batch norm; while training, over all workers."""
+        """Normalize as batch norm does; while training, over all workers."""
         if not self.training and self.track_running_stats:
             return super().forward(input)
         self._check_input_dim(input)
@@ -54,11 +54,11 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
         )
         output, mean, variance, count = made
         if self.training and self.track_running_stats:
-            self._remember(mean, variance, count)
+            self._update_running(mean, variance, count)
         return output
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -110,12 +110,12 @@ class _Normalize(torch.autograd.Function):
 def _statistics(
     x: Tensor, over: list[int], shape: list[int], transport: Transport
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, count and sum of squared deviations a channel, over all workers."""
+    """Mean, count and sum of squared deviations per channel, over all workers."""
     own_mean = x.mean(over)
     own_squares = (x - own_mean.view(shape)).square().sum(over)
     own_count = torch.full_like(own_mean, x.numel() / x.shape[1])
-    all_of_them = torch.stack(transport.all_gather(torch.stack([own_count, own_mean, own_squares])))
-    counts, means, squares = all_of_them.unbind(1)
+    gathered = torch.stack(transport.all_gather(torch.stack([own_count, own_mean, own_squares])))
+    counts, means, squares = gathered.unbind(1)
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
     between = (counts * (means - mean).square()).sum(0)

@@ -1,8 +1,8 @@
-"""Whether every parameter has a gradient after every backward pass, as far as a model's structure tells.
+"""Whether every parameter gets a gradient in every backward pass, judged by a model's structure.
 
-A sequence of torch's own layers has one way through it, and each layer uses all it has; so what a loss asks
-of the output reaches every parameter. Nothing can be told of anybody's own `forward`: what it leaves out may
-depend on the data, on chance or on the step, so what one step used says nothing of the next.
+A sequence of torch's own layers has one path through it, and each layer uses all of its parameters; so the
+gradient of the loss reaches every parameter. A user's own `forward` can leave out parameters depending on the
+data, on chance or on the step, so nothing is assumed about it: one step says nothing about the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OWN = {"weight", "bias"}  # parameters that torch's layers have and use
 
 
 def all_used(model: nn.Module) -> bool:
-    """True only where it is certain, for this model and all within it."""
+    """True only where it is certain, for this model and every module in it."""
     if _altered(model):
         return False
     members = list(model.children())
@@ -45,13 +45,13 @@ def all_used(model: nn.Module) -> bool:
 
 
 def _promises(module: nn.Module) -> bool:
-    """A module of this package that puts each call through all its members; others' word is not checked."""
+    """Whether this is a module of this package that declares that each call uses all its members."""
     kind = type(module)
     return kind.__module__.startswith("manyhands.") and bool(vars(kind).get("uses_all_members", False))
 
 
 def _altered(module: nn.Module) -> bool:
-    """Whether a call does something else than its class says."""
+    """Whether hooks or a replaced `forward` change what a call does."""
     forward = module._forward_hooks or module._forward_pre_hooks
     backward = module._backward_hooks or module._backward_pre_hooks
     return bool(forward or backward) or "forward" in vars(module)

@@ -1,1 +1,1 @@
-"""Local SGD: `average`, and the ways in which the workers' copies of a model become one."""
+"""Local SGD: `average`, its replicas in flat memory, and the rules that combine them."""

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages, so that the slowest stage is as fast as can be."""
+"""The partition of a model into stages, such that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from manyhands.offload.blocks import Cost
 
 
 class Stage(NamedTuple):
-    """One part of a cut model, measured with one micro-batch."""
+    """One part of a partitioned model, measured with one micro-batch."""
 
     first: int  # block
     end: int
     seconds: float  # forward and backward
     saved: int  # bytes kept for backward
-    outputs: int  # bytes handed on
+    outputs: int  # bytes sent to the next stage
     parameters: int
 
 
 def balanced(
-    seconds: Sequence[float], stages: int, *, handing: Sequence[float] = (), closed: Collection[int] = ()
+    seconds: Sequence[float], stages: int, *, transfer: Sequence[float] = (), forbidden: Collection[int] = ()
 ) -> tuple[int, ...]:
     """The blocks at which the later stages begin, such that the slowest stage takes the least time.
 
-    `handing` is what it costs both neighbors to hand on the outputs of a block; `closed` borders are not
-    cut. An exact dynamic program: the best cut of the first j blocks into s stages follows from the best
-    cuts of fewer blocks into s - 1. Of equally good ones, the more even is preferred.
+    `transfer` is the time that sending the outputs of a block costs each neighbor. No stage begins at a
+    `forbidden` block. An exact dynamic program: the best partition of the first j blocks into s stages
+    follows from the best partitions of fewer blocks into s - 1. Of equally good ones, the more even wins.
     """
     count = len(seconds)
-    handing = handing or [0.0] * count
+    transfer = transfer or [0.0] * count
     sums = [0.0]
     for each in seconds:
         sums.append(sums[-1] + each)
 
     def cost(first: int, end: int) -> float:
-        before = handing[first - 1] if first else 0.0
-        return before + sums[end] - sums[first] + (handing[end - 1] if end < count else 0.0)
+        before = transfer[first - 1] if first else 0.0
+        return before + sums[end] - sums[first] + (transfer[end - 1] if end < count else 0.0)
 
-    # the slowest stage and the sum of squares, so that ties are broken by how even the rest is
+    # the slowest stage, and the sum of squares, which breaks ties by how even the rest is
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {
         end: (cost(0, end), cost(0, end) ** 2, ()) for end in range(1, count + 1)
     }
@@ -49,27 +49,28 @@ def balanced(
         further: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for end in range(1, count + 1):
             for border in range(1, end):
-                if border in closed or border not in best:
+                if border in forbidden or border not in best:
                     continue
-                slowest, squares, cuts = best[border]
+                slowest, squares, borders = best[border]
                 own = cost(border, end)
-                found = (max(slowest, own), squares + own**2, (*cuts, border))
+                found = (max(slowest, own), squares + own**2, (*borders, border))
                 if end not in further or found < further[end]:
                     further[end] = found
         best = further
     if count not in best:
-        borders = [str(border) for border in sorted(closed) if 0 < border < count]
-        block = "blocks" if len(borders) > 1 else "block"
-        why = f": none begins at {block} {', '.join(borders)} (shared parameters, or inputs changed in place)"
+        excluded = [str(border) for border in sorted(forbidden) if 0 < border < count]
+        block = "blocks" if len(excluded) > 1 else "block"
+        listed = ", ".join(excluded)
+        why = f": none can begin at {block} {listed} (shared parameters, or inputs changed in place)"
         sentence = f"{formatting.plural(count, 'block')} cannot be cut into {stages} stages"
-        raise UsageError(sentence + (why if borders else ""))
+        raise UsageError(sentence + (why if excluded else ""))
     return best[count][2]
 
 
-def stages_of(costs: Sequence[Cost], cuts: Sequence[int]) -> list[Stage]:
-    """What each stage takes together."""
+def stages_of(costs: Sequence[Cost], borders: Sequence[int]) -> list[Stage]:
+    """The stages that begin at these blocks, each with the total cost of its blocks."""
     found = []
-    for first, end in pairwise((0, *cuts, len(costs))):
+    for first, end in pairwise((0, *borders, len(costs))):
         part = costs[first:end]
         found.append(
             Stage(
@@ -84,18 +85,18 @@ def stages_of(costs: Sequence[Cost], cuts: Sequence[int]) -> list[Stage]:
     return found
 
 
-def described(stages: Sequence[Stage]) -> str:
-    """`cut: blocks 0-4 (51 % of the time, 320,000 parameters, hands on 1.2 MB) | 5-10 (49 %, ...)`."""
+def describe(stages: Sequence[Stage]) -> str:
+    """`cut: blocks 0-4 (51 % of the time, 320,000 parameters, sends 1.2 MB) | 5-10 (49 %, ...)`."""
     total = sum(stage.seconds for stage in stages) or 1.0
     parts = []
     for number, stage in enumerate(stages):
         blocks = f"{stage.first}-{stage.end - 1}" if stage.end - stage.first > 1 else f"{stage.first}"
-        hands = f", hands on {formatting.size(stage.outputs)}" if number < len(stages) - 1 else ""
+        sends = f", sends {formatting.size(stage.outputs)}" if number < len(stages) - 1 else ""
         share = formatting.percent(stage.seconds / total) + (" of the time" if number == 0 else "")
-        parts.append(f"{blocks} ({share}, {formatting.plural(stage.parameters, 'parameter')}{hands})")
+        parts.append(f"{blocks} ({share}, {formatting.plural(stage.parameters, 'parameter')}{sends})")
     return "cut: blocks " + " | ".join(parts)
 
 
-def recorded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    """For the record."""
+def to_record(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """The stages as a run's record keeps them."""
     return [stage._asdict() for stage in stages]

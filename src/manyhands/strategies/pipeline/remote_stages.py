@@ -1,14 +1,14 @@
-"""Stages that share no memory: each worker holds what it needs of its stage, and only messages join them.
+"""Stages that share no memory: each worker trains its own stage and sends messages to the others.
 
-Every worker has room for all parameters, but only its own stage's are up to date there, have gradients and an
-optimizer's memory. Replicas of a stage sum their gradients by an all-reduce of their own:
+Every worker has memory for all parameters, but only those of its own stage are up to date and have gradients
+and optimizer state. The replicas of a stage sum their gradients by an all-reduce of their own:
 
     replica 0   [ stage 0 | worker 0 ]   [ stage 1 | worker 1 ]
     replica 1   [ stage 0 | worker 2 ]   [ stage 1 | worker 3 ]
     replica 2   [ stage 0 | worker 4 ]   [ stage 1 | worker 5 ]
                   `-- all-reduce --'       `-- all-reduce --'
 
-The whole model is put together for evaluations and checkpoints.
+The whole model is consolidated for evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from manyhands.transports.base import Transport
 
 @final
 class RemoteStages:
-    """One worker's stage, its replicas elsewhere, and the other stages elsewhere."""
+    """One worker's stage; its replicas and the other stages are on other workers."""
 
     def __init__(
         self,
@@ -42,65 +42,66 @@ class RemoteStages:
     ) -> None:
         self._transport, self._stages = transport.messages, stages
         self._replicas = transport.size // stages
-        alike = [tuple(range(stage, transport.size, stages)) for stage in range(stages)]
-        self._peers = self._transport.parts(alike) if self._replicas > 1 else None
+        groups = [tuple(range(stage, transport.size, stages)) for stage in range(stages)]
+        self._peers = self._transport.parts(groups) if self._replicas > 1 else None
         self._own = own
         self._names = list(named)
-        self._held: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
-        # an optimizer wants something to update also where a stage has nothing: it never has a gradient
+        self._own_parameters: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
+        # an optimizer needs a tensor even if a stage has none; this one never has a gradient
         nothing = {"nothing": torch.empty(0)} if named else {}
-        self.slices: dict[str, Tensor] = self._held or nothing
-        mine = [name in own for name in named]
-        self.notes = StepHeader(model, len(named), mine)
+        self.slices: dict[str, Tensor] = self._own_parameters or nothing
+        self.header = StepHeader(model, len(named), [name in own for name in named])
         device = next((p.device for p in named.values()), torch.device("cpu"))
-        self._noted = torch.zeros(self.notes.length, dtype=self.notes.dtype, device=device)
-        self._summed = torch.zeros_like(self._noted)
-        self.notes.bind(self._noted, self._summed)
+        self._own_header = torch.zeros(self.header.length, dtype=self.header.dtype, device=device)
+        self._summed_header = torch.zeros_like(self._own_header)
+        self.header.bind(self._own_header, self._summed_header)
 
     def begin(self) -> None:
-        """Autograd adds to `.grad`: away with the last step's."""
-        for parameter in self._held.values():
+        """Drop the gradients of the last step, because autograd adds to `.grad`."""
+        for parameter in self._own_parameters.values():
             parameter.grad = None
 
     @property
     def touched(self) -> list[bool]:
-        """Which parameters have a gradient; those of other stages are not missing here."""
-        return [name not in self._own or self._held[name].grad is not None for name in self._names]
+        """Which parameters have a gradient; those of other stages count as touched."""
+        return [name not in self._own or self._own_parameters[name].grad is not None for name in self._names]
 
     def reduce(self) -> None:
-        """Sum this stage's gradients over its replicas, and everybody's notes."""
+        """Sum this stage's gradients over its replicas, and the step headers over all workers."""
         if self._peers is not None:
-            for parameter in self._held.values():
+            for parameter in self._own_parameters.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            _sum(self._peers, [p.grad for p in self._held.values() if p.grad is not None])
-        self._summed.copy_(self._noted)
-        self._transport.all_reduce(self._summed)
+            _sum(self._peers, [p.grad for p in self._own_parameters.values() if p.grad is not None])
+        self._summed_header.copy_(self._own_header)
+        self._transport.all_reduce(self._summed_header)
 
-    def leave_out(self, missing: list[int]) -> None:
-        """As in one process."""
+    def skip(self, missing: list[int]) -> None:
+        """Do not update parameters without a gradient at any worker, as a single process would not."""
         for number in missing:
-            if (name := self._names[number]) in self._held:
-                self._held[name].grad = None
+            if (name := self._names[number]) in self._own_parameters:
+                self._own_parameters[name].grad = None
 
     def publish(self) -> None:
-        """Nobody else reads this stage."""
+        """Do nothing: no other worker reads this stage."""
 
     def norms(self, slices: list[Tensor]) -> Tensor:
-        """This stage's tensors are whole here."""
+        """The norms of this stage's tensors, which are whole here."""
         return torch.stack([torch.linalg.vector_norm(tensor) for tensor in slices])
 
     def norm(self, slices: list[Tensor]) -> Tensor:
-        """Over all stages; every replica of a stage brings the same."""
-        square = sum((tensor.square().sum() for tensor in slices), torch.zeros((), device=self._noted.device))
-        whole = torch.as_tensor(square, dtype=self._noted.dtype).reshape(1)
+        """The norm over all stages; every replica of a stage contributes the same."""
+        square = sum(
+            (tensor.square().sum() for tensor in slices), torch.zeros((), device=self._own_header.device)
+        )
+        whole = torch.as_tensor(square, dtype=self._own_header.dtype).reshape(1)
         return (self._transport.all_reduce(whole) / self._replicas).sqrt_().reshape(())
 
     @contextmanager
-    def whole(self, model: nn.Module) -> Iterator[None]:
-        """Each stage's parameters from its first replica; buffers are equal everywhere already."""
+    def consolidated(self, model: nn.Module) -> Iterator[None]:
+        """Copy each stage's parameters from its first replica; buffers are equal everywhere already."""
         own = {name: p.detach() for name, p in model.named_parameters() if name in self._own}
-        found = self._everybodys(own)
+        found = self._from_all_stages(own)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name in found:
@@ -108,38 +109,38 @@ class RemoteStages:
         yield
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Every stage's part of the optimizer's memory beside the whole model."""
-        with self.whole(model):
+        """The whole model, and the optimizer state of every stage."""
+        with self.consolidated(model):
             packed = state.pack(model, optimizer)
         whole = {name: tensor for name, tensor in packed.items() if name.startswith("model/")}
-        memory = {name: tensor for name, tensor in packed.items() if name.startswith("optimizer/")}
-        own = {name: tensor for name, tensor in memory.items() if name.split("/", 2)[-1] in self._own}
-        return {**whole, **self._everybodys(own)}
+        optimizer_state = {name: t for name, t in packed.items() if name.startswith("optimizer/")}
+        own = {name: t for name, t in optimizer_state.items() if name.split("/", 2)[-1] in self._own}
+        return {**whole, **self._from_all_stages(own)}
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
-        """The whole model, and the optimizer's memory of this stage."""
+        """Load the whole model, and the optimizer state of this stage."""
         state.unpack(tensors, model, optimizer)
 
-    def _everybodys(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _from_all_stages(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the first replica of every stage, at all workers."""
         found: dict[str, Tensor] = {}
         for root in range(self._stages):
-            mine = self._transport.rank == root
+            is_root = self._transport.rank == root
             heads = [(name, list(tensor_bytes.header(tensor).tolist())) for name, tensor in own.items()]
-            text = torch.tensor(list(json.dumps(heads if mine else []).encode()), dtype=torch.uint8)
+            text = torch.tensor(list(json.dumps(heads if is_root else []).encode()), dtype=torch.uint8)
             length = self._transport.broadcast(torch.tensor([text.numel()]), root)
-            text = text if mine else torch.empty(int(length), dtype=torch.uint8)
+            text = text if is_root else torch.empty(int(length), dtype=torch.uint8)
             self._transport.broadcast(text, root)
             for name, head in json.loads(bytes(text.tolist())):
-                tensor = own[name].clone() if mine else tensor_bytes.room(head, self._noted.device)
+                tensor = own[name].clone() if is_root else tensor_bytes.room(head, self._own_header.device)
                 found[name] = self._transport.broadcast(tensor, root)
         return found
 
 
 def _sum(transport: Transport, gradients: list[Tensor]) -> None:
-    """In place, with the same bits at every replica; as one message for each type of number."""
-    for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
-        alike = [gradient for gradient in gradients if gradient.dtype == kind]
+    """Sum in place, with the same bits at every replica, as one message per dtype."""
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         message = torch.cat([gradient.reshape(-1) for gradient in alike])
         transport.all_reduce(message)
         parts = torch.split(message, [gradient.numel() for gradient in alike])

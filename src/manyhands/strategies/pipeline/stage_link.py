@@ -1,10 +1,10 @@
-"""How a stage hands a tensor to its neighbor: through slots in memory on one host, else as messages.
+"""How a stage sends a tensor to its neighbor: through slots in memory on one host, else as messages.
 
-A slot is written once and used where it lies: the next stage computes on it and gives it back after the
-backward of that micro-batch. So there are as many slots as micro-batches may be under way, the sender never
-waits for the receiver to be ready, and nothing is copied but into the slot.
+A slot is written once and used in place: the next stage computes on it and releases it after the backward
+pass of that micro-batch. There are as many slots as micro-batches may be in flight, so the sender never waits
+for the receiver, and the only copy is the one into the slot.
 
-    counters  [ put | . . . ][ freed | . . . ]     a cache line each: the sender's, the receiver's
+    counters  [ sent | . . . ][ released | . . . ]     one cache line each: the sender's, the receiver's
     slot 0    [ dtype, shape | data ... ]
     slot 1    [ dtype, shape | data ... ]
 """
@@ -22,64 +22,64 @@ from manyhands.transports import tensor_bytes
 from manyhands.transports.base import PATIENCE, Awaited, Transport, in_place
 from manyhands.transports.waiting import fence
 
-LINE = 64  # bytes
+CACHE_LINE = 64  # bytes
 _HEAD = tensor_bytes.HEADER * 8
-_PUT, _FREED = 0, LINE // 8
+_SENT, _RELEASED = 0, CACHE_LINE // 8
 
 
 class StageLink(Protocol):
     """One direction between two stages."""
 
     def put(self, tensor: Tensor) -> None:
-        """Hand a tensor on; it may be changed when this returns."""
+        """Send a tensor; it may be changed when this returns."""
 
     def take(self) -> Tensor:
-        """The next tensor, to be used until it is given back."""
+        """Receive the next tensor, to be used until it is released."""
 
-    def free(self) -> None:
-        """Give the oldest taken tensor back."""
+    def release(self) -> None:
+        """Release the oldest tensor that was taken."""
 
 
-class StageRoom(NamedTuple):
-    """What a link needs: slots of so many bytes."""
+class LinkSize(NamedTuple):
+    """The memory that a link needs."""
 
     slots: int
-    nbytes: int
+    nbytes: int  # of the largest tensor
 
     @property
     def stride(self) -> int:
-        """From one slot to the next, in bytes."""
-        return _HEAD + -(-self.nbytes // LINE) * LINE
+        """Bytes from one slot to the next."""
+        return _HEAD + -(-self.nbytes // CACHE_LINE) * CACHE_LINE
 
     @property
     def total(self) -> int:
-        """With the counters."""
-        return 2 * LINE + self.slots * self.stride
+        """Bytes of all slots and the counters."""
+        return 2 * CACHE_LINE + self.slots * self.stride
 
 
 @final
 class SlotLink:
-    """A link through memory that both ends share."""
+    """A link through memory that both stages share."""
 
-    def __init__(self, transport: Transport, memory: Tensor, room: StageRoom, what: Awaited) -> None:
-        self._transport, self._room, self._what = transport, room, what
-        self._counters = memory[: 2 * LINE].view(torch.int64).numpy()
-        body = memory[2 * LINE : room.total].view(room.slots, room.stride)
+    def __init__(self, transport: Transport, memory: Tensor, size: LinkSize, what: Awaited) -> None:
+        self._transport, self._size, self._what = transport, size, what
+        self._counters = memory[: 2 * CACHE_LINE].view(torch.int64).numpy()
+        body = memory[2 * CACHE_LINE : size.total].view(size.slots, size.stride)
         self._heads = [slot[:_HEAD].view(torch.int64).numpy() for slot in body]
-        # each slot a tensor of its own: autograd counts what is written into a tensor and all its views, and
-        # a slot that is written must not make another one's activations look changed
-        self._data = [torch.from_numpy(slot[_HEAD : _HEAD + room.nbytes].numpy()) for slot in body]
-        self._put = self._taken = self._given = 0
+        # each slot is a tensor of its own: autograd counts writes to a tensor and all its views, and a write
+        # to one slot must not make the activations in another look changed
+        self._data = [torch.from_numpy(slot[_HEAD : _HEAD + size.nbytes].numpy()) for slot in body]
+        self._sent = self._taken = self._released = 0
 
     def put(self, tensor: Tensor) -> None:
-        """Into the next slot, as soon as that is free."""
-        counters, slots = self._counters, self._room.slots
-        number = self._put
-        if number - counters[_FREED] >= slots:
-            self._wait(lambda: bool(number - counters[_FREED] < slots), "room")
-        if tensor.nbytes > self._room.nbytes:
+        """Write into the next slot, as soon as it is released."""
+        counters, slots = self._counters, self._size.slots
+        number = self._sent
+        if number - counters[_RELEASED] >= slots:
+            self._wait(lambda: bool(number - counters[_RELEASED] < slots), "room")
+        if tensor.nbytes > self._size.nbytes:
             raise ManyhandsError(
-                f"a stage hands on {tensor.nbytes:,} bytes, but {self._room.nbytes:,} were measured before "
+                f"a stage sends {tensor.nbytes:,} bytes, but {self._size.nbytes:,} were measured before "
                 "the run: its outputs must not grow with the data"
             )
         head = [tensor_bytes.code(tensor.dtype), tensor.dim(), *tensor.shape]
@@ -87,31 +87,31 @@ class SlotLink:
         flat = self._data[number % slots][: tensor.nbytes].view(tensor.dtype)
         self._transport.copy_shared(tensor, flat.view(tensor.shape))
         fence()
-        self._put = number + 1
-        counters[_PUT] = self._put
+        self._sent = number + 1
+        counters[_SENT] = self._sent
         self._transport.ring()
 
     def take(self) -> Tensor:
-        """Where it lies."""
+        """Return the slot itself, not a copy."""
         counters, number = self._counters, self._taken
-        if counters[_PUT] <= number:
-            self._wait(lambda: bool(counters[_PUT] > number), self._what)
+        if counters[_SENT] <= number:
+            self._wait(lambda: bool(counters[_SENT] > number), self._what)
         fence()
         self._taken = number + 1
-        head = self._heads[number % self._room.slots]
+        head = self._heads[number % self._size.slots]
         shape, dtype = head[2 : 2 + int(head[1])].tolist(), tensor_bytes.dtype(int(head[0]))
         nbytes = dtype.itemsize
         for length in shape:
             nbytes *= length
         in_place(self._transport, "read_shared", nbytes)
-        found: Tensor = self._data[number % self._room.slots][:nbytes].view(dtype).view(shape)
+        found: Tensor = self._data[number % self._size.slots][:nbytes].view(dtype).view(shape)
         return found
 
-    def free(self) -> None:
-        """The sender may write there again."""
-        self._given += 1
+    def release(self) -> None:
+        """Let the sender write to the slot again."""
+        self._released += 1
         fence()
-        self._counters[_FREED] = self._given
+        self._counters[_RELEASED] = self._released
         self._transport.ring()
 
     def _wait(self, ready: Callable[[], bool], what: Awaited) -> None:
@@ -120,56 +120,56 @@ class SlotLink:
 
 
 @final
-class MailLink:
-    """A link between hosts: a message that says what comes, then what comes."""
+class MessageLink:
+    """A link between hosts: a message with dtype and shape, then the tensor."""
 
-    def __init__(self, transport: Transport, peer: int, room: StageRoom, device: torch.device) -> None:
+    def __init__(self, transport: Transport, peer: int, size: LinkSize, device: torch.device) -> None:
         self._transport, self._peer, self._device = transport.messages, peer, device
-        self._ahead = 2 * room.slots
+        self._ahead = 2 * size.slots
 
     def put(self, tensor: Tensor) -> None:
-        """On its way, without waiting for the receiver."""
+        """Send without waiting for the receiver."""
         self._transport.send(tensor_bytes.header(tensor), self._peer, self._ahead)
         self._transport.send(tensor, self._peer, self._ahead)
 
     def take(self) -> Tensor:
-        """Into new memory."""
+        """Receive into new memory."""
         head = self._transport.recv(torch.empty(tensor_bytes.HEADER, dtype=torch.int64), self._peer)
         return self._transport.recv(tensor_bytes.room(head.tolist(), self._device), self._peer)
 
-    def free(self) -> None:
-        """It is the receiver's own."""
+    def release(self) -> None:
+        """Do nothing: the memory is the receiver's own."""
 
 
-class ExpectedTensor(NamedTuple):
-    """A link of the gang: from a rank to a rank, and its room."""
+class LinkSpec(NamedTuple):
+    """One link: from a rank to a rank, what travels on it, and its memory."""
 
     source: int
     target: int
     what: Awaited
-    room: StageRoom
+    size: LinkSize
 
 
-def links(transport: Transport, wanted: list[ExpectedTensor], device: torch.device) -> list[StageLink | None]:
-    """This rank's ends of the gang's links; all ranks want the same. None where it is at neither end.
+def open_links(transport: Transport, wanted: list[LinkSpec], device: torch.device) -> list[StageLink | None]:
+    """This rank's ends of all links, None where it is at neither end; all ranks ask for the same links.
 
-    Peers on one host meet in memory, where the device can reach it; others write to each other.
+    Ranks on one host share memory, if the device can reach it; others send messages.
     """
     peers = transport.peers_on_host if device.type == "cpu" else (transport.rank,)
     inside = [each.source in peers and each.target in peers for each in wanted]
-    total = sum(each.room.total for each, near in zip(wanted, inside, strict=True) if near)
+    total = sum(each.size.total for each, near in zip(wanted, inside, strict=True) if near)
     memory = transport.on_host.share("stages", total) if total else torch.empty(0, dtype=torch.uint8)
     found: list[StageLink | None] = []
     begin = 0
     for each, near in zip(wanted, inside, strict=True):
         mine = transport.rank in (each.source, each.target)
         if near:
-            region = memory[begin : begin + each.room.total]
-            begin += each.room.total
-            found.append(SlotLink(transport.on_host, region, each.room, each.what) if mine else None)
+            region = memory[begin : begin + each.size.total]
+            begin += each.size.total
+            found.append(SlotLink(transport.on_host, region, each.size, each.what) if mine else None)
         elif mine:
             peer = each.target if transport.rank == each.source else each.source
-            found.append(MailLink(transport, peer, each.room, device))
+            found.append(MessageLink(transport, peer, each.size, device))
         else:
             found.append(None)
     return found

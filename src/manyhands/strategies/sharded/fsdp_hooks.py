@@ -1,4 +1,4 @@
-"""FSDP's messages sent inside a transport's wrappers, so that they are counted, timed and made to fail."""
+"""FSDP's messages sent inside a transport's wrappers, so that they are counted, timed and can fail."""
 
 from __future__ import annotations
 
@@ -16,32 +16,29 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def pass_through(unit: Any, transport: Transport) -> None:
-    """Let this FSDP module's messages be seen, where torch lets us."""
-    if hasattr(unit, "set_custom_all_gather"):  # not in every torch
-        unit.set_custom_all_gather(Gather(transport))
-        unit.set_custom_reduce_scatter(Scatter(transport))
+def route_messages(unit: Any, transport: Transport) -> None:
+    """Send this FSDP module's messages through the transport's wrappers, if this torch allows it."""
+    if hasattr(unit, "set_custom_all_gather"):  # not in every version of torch
+        unit.set_custom_all_gather(AllGatherHook(transport))
+        unit.set_custom_reduce_scatter(ReduceScatterHook(transport))
 
 
-class _Message:
-    """What FSDP asks for room, and then to send."""
+class _Hook:
+    """FSDP asks it for memory, and then to send."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room of its own."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class Gather(_Message):
-    """Everybody's rows to everybody."""
+class AllGatherHook(_Hook):
+    """All workers' rows to all workers; blocks until done."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
-        """Done when it returns."""
-
         def gather(inner: object) -> list[Tensor]:
             _all_gather(output_tensor, input_tensor, group=group)
             return [output_tensor]
@@ -49,8 +46,8 @@ class Gather(_Message):
         inside(self._transport, "all_gather", output_tensor.nbytes, gather)
 
 
-class Scatter(_Message):
-    """Everybody's gradients summed, to each worker its rows of the sum."""
+class ReduceScatterHook(_Hook):
+    """The sum of all workers' gradients, to each worker its rows; blocks until done."""
 
     def __call__(
         self,
@@ -60,8 +57,6 @@ class Scatter(_Message):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Done when it returns."""
-
         def scatter(inner: object) -> None:
             _reduce_scatter(output_tensor, input_tensor, op=op, group=group)
 

@@ -1,16 +1,16 @@
-"""Parameters, gradients and optimizer in shards, gathered a block at a time: torch's `fully_shard` (FSDP2).
+"""Parameters, gradients and optimizer state in shards, gathered one block at a time: torch's FSDP2.
 
-    shard of rank 0   [ block 0 | block 1 | block 2 ]      at rest every worker holds its rows of each tensor
+    shard of rank 0   [ block 0 | block 1 | block 2 ]      between steps every worker holds its rows
     shard of rank 1   [ block 0 | block 1 | block 2 ]
 
     forward    gather block 0, compute, drop it, gather block 1, ...
     backward   gather block 2, compute, sum its gradient into shards, drop it, gather block 1, ...
     update     each worker its own rows
 
-FSDP takes the mean over workers; here it is told to sum, as each loss is weighted by its part of the global
-batch already (law 4). All workers must gather alike, so one that has fewer micro-batches than another makes
-up for it with a sample that weighs nothing. Each micro-batch's gradient is summed into shards at once: to
-keep whole gradients until the last of them would take the memory that accumulation is there to save.
+FSDP takes the mean over workers by default. Here it sums, because each loss is already weighted by its part
+of the global batch (law 4). All workers must gather the same blocks, so a worker with fewer micro-batches
+runs a sample with weight zero instead. Each micro-batch's gradient is summed into shards at once: keeping
+whole gradients until the last micro-batch would take the memory that accumulation is meant to save.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from manyhands.offload.blocks import blocks_of, joined
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.aliases import refuse_use
-from manyhands.strategies.base import Outcome, Setup, Votes, Worker
-from manyhands.strategies.consistency import check_same_model, spread_buffers, trained
-from manyhands.strategies.gather import at_first
-from manyhands.strategies.sharded.fsdp_hooks import pass_through
+from manyhands.strategies.base import Outcome, PartitionedSetup, Votes, Worker
+from manyhands.strategies.consistency import broadcast_buffers, check_same_model, trained_parameters
+from manyhands.strategies.gather import gather_at_rank_0
+from manyhands.strategies.sharded.fsdp_hooks import route_messages
 from manyhands.strategies.single import Single
 from manyhands.strategies.sparse_gradients import refuse
 from manyhands.strategies.step_header import StepHeader
 from manyhands.transports.base import Transport
 
 
-def sharded(setup: Setup) -> Worker:
-    """A worker with its shard; of one worker there is nothing to cut."""
+def sharded(setup: PartitionedSetup) -> Worker:
+    """A worker with its shard; a single worker shards nothing."""
     return Sharded(setup) if setup.transport.size > 1 else Single(setup)
 
 
 @final
 class Sharded:
-    """Rows of every tensor at every worker; `model` is whole only inside `whole` and once it has settled."""
+    """Rows of every tensor at every worker; `model` is complete in `consolidated` and after `finalize`."""
 
     model: nn.Module
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: PartitionedSetup) -> None:
         model, transport = setup.model, setup.transport
         refuse(model, "sharded")
         check_same_model(model, transport)
-        spread_buffers(model, transport)
+        broadcast_buffers(model, transport)
         for parameter in model.parameters():
             transport.broadcast(parameter.data)
         self._transport, self._compute, self._clip = transport, setup.compute, setup.recipe.clip
@@ -66,20 +66,20 @@ class Sharded:
         self._sample: Batch | None = None
         undecayed = optimizers.undecayed(model)
         whole = sum(parameter.nbytes for parameter in model.parameters())
-        self._plain = _hollow(model)
+        self._plain = _without_values(model)
         self._units = _shard(model, transport)
         self.model = self._model = model
         self._used: set[str] = set()
-        self._counting = False
+        self._notes_use = False
         self._watch()
         self._shards = Shards(model, self._plain, transport)
-        self._named = trained(model)
+        self._named = trained_parameters(model)
         self._local = {name: self._shards.local[name] for name in self._named}
-        self._notes = StepHeader(model, len(self._named))
+        self._header = StepHeader(model, len(self._named))
         device = next(iter(self._local.values())).device if self._local else None
-        self._own = torch.zeros(self._notes.length, dtype=self._notes.dtype, device=device)
+        self._own = torch.zeros(self._header.length, dtype=self._header.dtype, device=device)
         self._summed = torch.zeros_like(self._own)
-        self._notes.bind(self._own, self._summed)
+        self._header.bind(self._own, self._summed)
         self._optimizer = optimizers.build(setup.recipe, self._local.items(), undecayed, self._norms)
         setup.choices["sharded"] = {
             "parameters": sum(local.nbytes for local in self._shards.local.values()),
@@ -91,35 +91,35 @@ class Sharded:
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
     ) -> Outcome:
-        """Sum everybody's weighted gradients into shards, a micro-batch at a time; update one's own."""
+        """Sum all workers' weighted gradients into shards, one micro-batch at a time; update the own rows."""
         mean, samples = 0.0, 0
         self._used.clear()
         for batch in self._matched(micro_batches, total):
             if batch is None:
-                self._go_along()
+                self._run_empty()
                 continue
-            self._counting = True
+            self._notes_use = True
             loss = self._compute.forward(self._model, batch, weight=batch.size / total)
             self._compute.backward(loss)
-            self._counting = False
+            self._notes_use = False
             mean += loss.item()
             samples += batch.size
         touched = [name in self._used for name in self._named]
-        self._notes.write(mean, votes(), touched, samples / total)
+        self._header.write(mean, votes(), touched, samples / total)
         self._transport.all_reduce(self._summed.copy_(self._own))
-        outcome, missing = self._notes.read()
+        outcome, missing = self._header.read()
         self._take_gradients(set(missing))
         if self._clip is not None:
             self._compute.clip(self._local.values(), self._clip, self._norm)
         optimizers.set_rate(self._optimizer, lr)
         self._compute.update(self._optimizer)
-        self._shards.spread()
+        self._shards.broadcast()
         return outcome
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """A plain copy with whole tensors, which asks nobody for anything."""
-        if self.model is self._plain:  # it has settled
+    def consolidated(self) -> Iterator[None]:
+        """Inside, `model` is a plain copy with whole tensors, which exchanges nothing."""
+        if self.model is self._plain:  # finalized
             yield
             return
         self._shards.fill()
@@ -130,32 +130,32 @@ class Sharded:
             self.model = self._model
             self._shards.empty()
 
-    def settle(self) -> None:
-        """The plain copy, for good."""
+    def finalize(self) -> None:
+        """Use the plain copy from now on."""
         if self.model is not self._plain:
             self._shards.fill()
             self.model = self._plain
 
     def state(self) -> dict[str, Tensor]:
         """Whole tensors, put together at rank 0 from all workers' shards; the others only send theirs."""
-        settled = self.model is self._plain
-        if not settled:
-            self._shards.fill(first=True)
+        finalized = self.model is self._plain
+        if not finalized:
+            self._shards.fill(rank_0_only=True)
         packed = state.pack(self._plain, self._optimizer, self._shards.gathered)
-        if not settled:
+        if not finalized:
             self._shards.empty()
         return packed if self._transport.rank == 0 else {}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Every worker takes its rows of them."""
-        with self.whole():
+        """Load this worker's rows of the tensors."""
+        with self.consolidated():
             state.unpack_model(tensors, self._plain)
             self._shards.take()
         state.unpack_optimizer(tensors, self._optimizer, self._shards.part)
-        self._notes.rebase()
+        self._header.rebase()
 
     def _matched(self, micro_batches: Iterable[Batch], total: int) -> Iterator[Batch | None]:
-        """This worker's micro-batches, then as many empty ones as another has more of.
+        """This worker's micro-batches, then an empty one for each that another worker has more.
 
         Shares differ by at most one sample, so where the batch divides evenly so do the micro-batches.
         """
@@ -172,10 +172,9 @@ class Sharded:
             yield batch
         yield from [None] * missing
 
-    def _go_along(self) -> None:
-        """Gather and sum with the others, and add nothing to the sums, the statistics or the random state."""
+    def _run_empty(self) -> None:
+        """Gather and sum with the others; change no sum, no statistics and no random state."""
         if self._sample is None:
-            assert self._example is not None, "a worker that has seen no sample needs an example"
             self._sample = self._example(1)
         model = self._model
         modes = [(module, module.training) for module in model.modules()]
@@ -189,24 +188,24 @@ class Sharded:
             buffer.copy_(values)
 
     def _watch(self) -> None:
-        """Notice which parameters get a gradient: FSDP sums zeros for those that do not."""
+        """Record which parameters get a gradient: FSDP sums zeros for those that do not."""
         watched: set[str] = set()
         for unit in self._units:
             unit.unshard()
             for name, parameter in self._model.named_parameters():
-                # those that are not sharded are met with every unit
+                # those that are not sharded appear with every unit
                 if parameter.requires_grad and not isinstance(parameter, DTensor) and name not in watched:
-                    parameter.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+                    parameter.register_hook(partial(self._note_use, name))  # type: ignore[no-untyped-call]
                     watched.add(name)
             unit.reshard()
 
-    def _note(self, name: str, gradient: Tensor) -> None:
-        if self._counting:
+    def _note_use(self, name: str, gradient: Tensor) -> None:
+        if self._notes_use:
             self._used.add(name)
 
     @torch.no_grad()
     def _take_gradients(self, missing: set[int]) -> None:
-        """Hand the optimizer this worker's rows of the gradients, none where no worker had one."""
+        """Give the optimizer this worker's rows of the gradients, none where no worker had a gradient."""
         for number, (name, parameter) in enumerate(self._named.items()):
             gradient, parameter.grad = parameter.grad, None
             local = self._local[name]
@@ -234,117 +233,119 @@ class Sharded:
 
 
 class Shards:
-    """This worker's rows of every parameter, and the way to whole tensors and back.
+    """This worker's rows of every parameter, and how they become whole tensors and back.
 
-    What FSDP does not shard, a scalar, an empty tensor or one of another type than the rest of its group, is
-    whole at every worker; rank 0 updates it and tells the others.
+    FSDP does not shard a scalar, an empty tensor or one of another dtype than the rest of its group: these
+    are replicated at every worker, and rank 0 updates and broadcasts them.
     """
 
     def __init__(self, model: nn.Module, plain: nn.Module, transport: Transport) -> None:
         self._transport, self._plain = transport, dict(plain.named_parameters())
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._shared: dict[str, Tensor] = {}
+        self._replicated: dict[str, Tensor] = {}
         self.local: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             if isinstance(parameter, DTensor):
                 self.local[name] = parameter.to_local().detach()
             else:
-                self._shared[name] = parameter.detach()
-                self.local[name] = self.part(name, self._shared[name])
+                self._replicated[name] = parameter.detach()
+                self.local[name] = self.part(name, self._replicated[name])
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This worker's rows of a whole tensor, cut as FSDP does: the last workers have fewer or none."""
+        """This worker's rows of a whole tensor, split as FSDP does: the last workers have fewer or none."""
         rank, size = self._transport.rank, self._transport.size
-        parts = (whole,) if name in self._shared else whole.chunk(size)
+        parts = (whole,) if name in self._replicated else whole.chunk(size)
         return parts[rank] if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]))
 
     def gathered(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors at rank 0, from everybody's rows of them; the others have nothing of it."""
+        """Whole tensors at rank 0, from all workers' rows; nothing at the others."""
         found = {name: self._gather(name, part) for name, part in parts.items()}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-    def spread(self) -> None:
-        """What rank 0 has updated, to all."""
-        for name, tensor in self._shared.items():
+    def broadcast(self) -> None:
+        """Copy what rank 0 has updated to all workers."""
+        for name, tensor in self._replicated.items():
             if self._plain[name].requires_grad:
                 self._transport.broadcast(tensor)
 
-    def fill(self, *, first: bool = False) -> None:
-        """Make the plain copy whole, at every worker or at the first alone."""
+    def fill(self, *, rank_0_only: bool = False) -> None:
+        """Fill the plain copy with whole tensors, at every worker or at rank 0 only."""
         for name, parameter in self._plain.items():
-            whole = (self._gather if first else self._whole)(name, self.local[name])
+            whole = (self._gather if rank_0_only else self._all_gather)(name, self.local[name])
             if whole is not None:
                 parameter.data = whole
 
     def empty(self) -> None:
-        """Let its tensors go."""
+        """Free the tensors of the plain copy."""
         for parameter in self._plain.values():
             parameter.data = parameter.data.new_empty(0)
 
     @torch.no_grad()
     def take(self) -> None:
-        """This worker's rows of what the plain copy holds."""
+        """Copy this worker's rows from the plain copy."""
         for name, parameter in self._plain.items():
             self.local[name].copy_(self.part(name, parameter))
-            if name in self._shared:
-                self._shared[name].copy_(parameter)
+            if name in self._replicated:
+                self._replicated[name].copy_(parameter)
 
     def _gather(self, name: str, part: Tensor) -> Tensor | None:
-        return at_first(self._transport, part, self._shapes[name], shared=name in self._shared)
+        return gather_at_rank_0(
+            self._transport, part, self._shapes[name], replicated=name in self._replicated
+        )
 
-    def _whole(self, name: str, part: Tensor) -> Tensor:
+    def _all_gather(self, name: str, part: Tensor) -> Tensor:
         rows = self._transport.all_gather(part)
         return torch.cat([row.flatten() for row in rows]).view(self._shapes[name])
 
 
-def _hollow(model: nn.Module) -> nn.Module:
-    """A copy with the same buffers whose parameters are empty."""
-    known: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
+def _without_values(model: nn.Module) -> nn.Module:
+    """A copy of the model with the same buffers and empty parameters."""
+    memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
-        known[id(parameter)] = nn.Parameter(parameter.detach().new_empty(0), parameter.requires_grad)
-    made = copy.deepcopy(model, known)
+        memo[id(parameter)] = nn.Parameter(parameter.detach().new_empty(0), parameter.requires_grad)
+    made = copy.deepcopy(model, memo)
     for module, twin in zip(model.modules(), made.modules(), strict=True):
-        twin._buffers = module._buffers  # also those that will be set anew
+        twin._buffers = module._buffers  # also buffers that will be replaced
     return made
 
 
 def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
-    """Shard a model block by block over a transport's process group, and say to sum."""
+    """Shard a model block by block over a transport's process group, with sums instead of means."""
     device = next(model.parameters(), torch.empty(0)).device
     mesh = DeviceMesh.from_group(transport.process_group, device.type)  # type: ignore[attr-defined]
     for parameter in model.parameters():
-        parameter.data = parameter.data.contiguous()  # FSDP cuts nothing else
+        parameter.data = parameter.data.contiguous()  # FSDP shards nothing else
     units, left_out = _units(model)
     for module in units:
-        module.register_forward_hook(_own_outputs)  # before FSDP's own, which is to see what it returns
+        module.register_forward_hook(_own_outputs)  # before FSDP's own hook, which sees what it returns
     replaced = ((name, p) for name, p in model.named_parameters() if p not in left_out)
-    refuse_use("by strategy sharded", "which keeps the values of the beginning", replaced)
+    refuse_use("by strategy sharded", "which keeps the initial values", replaced)
     made = [
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit is not model, ignored_params=left_out)
         for unit in units
     ]
     for module, unit in zip(units, made, strict=True):
         if _begins_in_place(module):
-            module.register_forward_pre_hook(_own_inputs)  # after FSDP's own, which hands it a view
+            module.register_forward_pre_hook(_own_inputs)  # after FSDP's own hook, which passes a view
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
         if hasattr(unit, "set_reduce_scatter_unused_params"):
-            # workers may use different parameters; an older FSDP wants them to use the same
+            # workers may use different parameters; an older FSDP requires the same ones
             unit.set_reduce_scatter_unused_params(True, recurse=False)
-        if device.type == "cpu":  # on CUDA they run beside the computing, for which a clock would wait
-            pass_through(unit, transport)
+        if device.type == "cpu":  # on CUDA they overlap with computation, and a clock would wait for them
+            route_messages(unit, transport)
     return made
 
 
 def _units(model: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter]]:
-    """What is gathered at a time, blocks before the whole, and which parameters are not sharded."""
+    """The modules that are gathered at one time, blocks before the model, and the unsharded parameters."""
     try:
         blocks = blocks_of(model)
     except UsageError:
         blocks = []
     inside = {id(module) for module in model.modules()}
     if joined(blocks) or any(id(block) not in inside for block in blocks):
-        blocks = []  # who shares parameters is gathered together
+        blocks = []  # modules that share parameters are gathered together
     units = [block for block in blocks if block is not model and any(True for _ in block.parameters())]
     units.append(model)
     left_out: set[nn.Parameter] = set()
@@ -364,7 +365,7 @@ def _units(model: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter]]:
 
 
 def _groups(units: list[FSDPModule]) -> int:
-    """How many of them have parameters of their own; the whole model's may all be its blocks'."""
+    """How many units have parameters of their own; all parameters of the model may be in its blocks."""
     seen: set[int] = set()
     count = 0
     for unit in units:
@@ -376,16 +377,16 @@ def _groups(units: list[FSDPModule]) -> int:
 
 
 def _begins_in_place(module: nn.Module) -> bool:
-    """Whether the first layer says that it writes over its inputs."""
+    """Whether the first layer declares that it overwrites its inputs."""
     leaves = (layer for layer in module.modules() if not list(layer.children()))
     return bool(getattr(next(leaves, None), "inplace", False))
 
 
 def _own_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Copies, which may be written over."""
+    """Copies, which the module may overwrite."""
     return tuple(tensor.clone() for tensor in inputs)
 
 
 def _own_outputs(module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
-    """No view: who writes over one would cut FSDP off from backward."""
+    """A copy of a view: overwriting a view would disconnect FSDP from backward."""
     return outputs.clone() if isinstance(outputs, Tensor) and outputs._base is not None else outputs
