@@ -35,7 +35,7 @@ from manyhands.transports.threads import ThreadGroup
 from manyhands.transports.torch_ import TorchTransport
 from parity import alike
 from parity.alike import CLASSES, State, close, equal, held, make, parts_of
-from transports.gangs import between_hosts, processes
+from transports.groups import between_hosts, processes
 
 FEATURES = 16
 batches = partial(alike.batches, features=FEATURES)
@@ -58,7 +58,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 @pytest.fixture(autouse=True)
 def _small_gangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A stage whose neighbor has failed waits no longer than that: threads notice nobody's death."""
-    monkeypatch.setattr(stage_link, "PATIENCE", 20.0)
+    monkeypatch.setattr(stage_link, "DEFAULT_TIMEOUT", 20.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

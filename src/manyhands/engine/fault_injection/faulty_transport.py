@@ -23,7 +23,7 @@ class FaultyTransport(TransportWrapper):
         self._fault, self._step = fault, step
         self._who = inner.rank if rank is None else rank  # in the gang, whatever part of it this is
 
-    def again(self, inner: Transport) -> Self:
+    def rewrap(self, inner: Transport) -> Self:
         """The same worker, the same fault."""
         return type(self)(inner, self._fault, self._step, self._who)
 

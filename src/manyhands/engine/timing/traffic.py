@@ -51,7 +51,7 @@ class CountingTransport(TransportWrapper):
         self._clock = clock
         self._books = books if books is not None else _Books()
 
-    def again(self, inner: Transport) -> Self:
+    def rewrap(self, inner: Transport) -> Self:
         """In the same books."""
         return type(self)(inner, self._clock, self._books)
 

@@ -63,7 +63,7 @@ class Hogwild:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One worker of the host at a time; what one that was killed inside had begun is undone."""
-        with self._transport.exclusive(), self.queue.changing(self.rank):
+        with self._transport.lock(), self.queue.changing(self.rank):
             yield
 
     def enter(self, look: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ class Hogwild:
                 found = queue.claim(self.rank, work.test_size, work.tests)
             if found.kind is not LeaseKind.LATER or found.stage is not known:
                 return found
-            self._transport.until(lambda: queue.stage is not known or queue.has_work, LOOK)
+            self._transport.wait_for(lambda: queue.stage is not known or queue.has_work, LOOK)
 
     def step(self, micro_batches: Iterable[Batch], claim: Lease, lr: float) -> None:
         """As one worker alone would, on parameters that the others change meanwhile."""
@@ -99,7 +99,7 @@ class Hogwild:
         compute.update(self._optimizer)
         while queue.is_full:
             self._look()
-            self._transport.until(lambda: not queue.is_full, LOOK, "room")
+            self._transport.wait_for(lambda: not queue.is_full, LOOK, "room")
         with self.lock():
             queue.trained(self.rank, mean, lr, queue.updates - version)
 

@@ -140,7 +140,7 @@ class MemoryChannel:
         self._last = 0
         if joining:  # what the worker before it asked last is forgotten first
             asked, answered = self._asked[:, self._rank], self._answered[:, self._rank]
-            transport.until(lambda: bool((asked == answered).all() or self._closed[0]), 60.0)
+            transport.wait_for(lambda: bool((asked == answered).all() or self._closed[0]), 60.0)
 
     def ask(self, server: int, request: ServerRequest) -> ServerReply:
         """Into the slot; the server sees the count go up, and whoever looks after the gang if it is gone."""
@@ -151,8 +151,8 @@ class MemoryChannel:
         fence()
         asked[rank] += 1
         count = int(asked[rank])
-        self._transport.ring()
-        while not self._transport.until(
+        self._transport.notify()
+        while not self._transport.wait_for(
             lambda: bool(answered[rank] == count or self._closed[0]), 1.0, "answer"
         ):
             pass
@@ -166,7 +166,7 @@ class MemoryChannel:
         parts = [self._store.slice_of(server)]
         if server == 0 and self._store.kept:
             parts.append(slice(self._store.length, self._store.whole))
-        with self._transport.exclusive(_STORE + server % 3):
+        with self._transport.lock(_STORE + server % 3):
             for part in parts:
                 self._transport.add_shared([self.whole[part]], into[part])
             return int(self._versions[server])
@@ -179,7 +179,7 @@ class MemoryChannel:
     def listen(self, seconds: float) -> tuple[int, ServerRequest] | None:
         """Whoever has asked, in turn."""
         asked, seen = self._asked[self._rank], self._seen
-        if not self._transport.until(lambda: bool((asked > seen).any()), seconds, "request"):
+        if not self._transport.wait_for(lambda: bool((asked > seen).any()), seconds, "request"):
             return None
         fence()
         new = np.flatnonzero(asked > seen)
@@ -197,7 +197,7 @@ class MemoryChannel:
 
     def change(self) -> AbstractContextManager[object]:
         """A lock of this server's."""
-        return self._transport.exclusive(_STORE + self._rank % 3)
+        return self._transport.lock(_STORE + self._rank % 3)
 
     def answer(self, rank: int, reply: ServerReply, memory: Tensor | None = None) -> None:
         """Into the slot, and what was fetched into the row."""
@@ -209,7 +209,7 @@ class MemoryChannel:
         self._said[self._rank, rank, 1, : len(numbers)] = numbers
         fence()
         self._answered[self._rank, rank] = self._seen[rank]
-        self._transport.ring()
+        self._transport.notify()
 
     def applied(self, version: int) -> None:
         """For all to see."""
@@ -223,7 +223,7 @@ class MemoryChannel:
     def close(self) -> None:
         """For all to see."""
         self._closed[0] = 1
-        self._transport.ring()
+        self._transport.notify()
 
 
 @final
@@ -285,7 +285,7 @@ class MessageChannel:
 
     def change(self) -> AbstractContextManager[object]:
         """Nobody else can read them."""
-        return self._messages.exclusive()
+        return self._messages.lock()
 
     def answer(self, rank: int, reply: ServerReply, memory: Tensor | None = None) -> None:
         """Words, then the parameters or what was fetched."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyhands.core.errors import DeadlineError, ManyhandsError
 from manyhands.transports import tensor_bytes
-from manyhands.transports.base import PATIENCE, Awaited, Transport, in_place
+from manyhands.transports.base import DEFAULT_TIMEOUT, Awaited, Transport, in_place
 from manyhands.transports.waiting import fence
 
 LINE = 64  # bytes
@@ -89,7 +89,7 @@ class SlotLink:
         fence()
         self._put = number + 1
         counters[_PUT] = self._put
-        self._transport.ring()
+        self._transport.notify()
 
     def take(self) -> Tensor:
         """Where it lies."""
@@ -112,11 +112,11 @@ class SlotLink:
         self._given += 1
         fence()
         self._counters[_FREED] = self._given
-        self._transport.ring()
+        self._transport.notify()
 
     def _wait(self, ready: Callable[[], bool], what: Awaited) -> None:
-        if not self._transport.until(ready, PATIENCE, what):
-            raise DeadlineError(f"waited {PATIENCE:g} s for the {what} of the neighboring stage")
+        if not self._transport.wait_for(ready, DEFAULT_TIMEOUT, what):
+            raise DeadlineError(f"waited {DEFAULT_TIMEOUT:g} s for the {what} of the neighboring stage")
 
 
 @final
@@ -135,7 +135,7 @@ class MailLink:
     def take(self) -> Tensor:
         """Into new memory."""
         head = self._transport.recv(torch.empty(tensor_bytes.HEADER, dtype=torch.int64), self._peer)
-        return self._transport.recv(tensor_bytes.room(head.tolist(), self._device), self._peer)
+        return self._transport.recv(tensor_bytes.allocate(head.tolist(), self._device), self._peer)
 
     def free(self) -> None:
         """It is the receiver's own."""
