@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from manyhands.core.errors import ManyhandsError
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Collectives
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -20,7 +20,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(sorted(named.items()))
 
 
-def check_same_model(model: nn.Module, transport: Transport) -> None:
+def check_same_model(model: nn.Module, transport: Collectives) -> None:
     """Names, shapes, types and what is trained are equal everywhere, or the sentence that says where not."""
     tensors = sorted(model.state_dict(keep_vars=True).items())
     text = repr([(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors])
@@ -33,7 +33,7 @@ def check_same_model(model: nn.Module, transport: Transport) -> None:
             )
 
 
-def spread_buffers(model: nn.Module, transport: Transport) -> None:
+def spread_buffers(model: nn.Module, transport: Collectives) -> None:
     """Rank 0's buffers everywhere."""
     if transport.size > 1:
         for buffer in model.buffers():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Messages
 
 
-def at_first(transport: Transport, rows: Tensor, shape: torch.Size, *, shared: bool = False) -> Tensor | None:
+def at_first(transport: Messages, rows: Tensor, shape: torch.Size, *, shared: bool = False) -> Tensor | None:
     """The whole at rank 0, each worker's rows received where they belong; None at the others.
 
     They are cut as FSDP does; what is `shared` is not cut, and rank 0 has all of it.
