@@ -27,7 +27,7 @@ IN_ONE_PIECE = (
 )
 EVERY = "strategy average: every must be a whole number of steps, at least 1, or epoch, or end, got"
 SLOW = "is not FACTOR@RANK with a factor of at least 1, such as 4@1"
-NO_PATH = "cannot be a path: a name has at most 255 bytes, and all of it 3,800"
+NO_PATH = "cannot be a path: a name may have at most 255 bytes, a path 3,800"
 AT_MOST = "launcher local starts at most 128 ranks on this machine of 2 cores, but workers is"
 FEWER = "use fewer, or start them on several machines with torchrun"
 RECIPES = "constant, large-batch, lars, lamb"

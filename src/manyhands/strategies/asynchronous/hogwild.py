@@ -95,7 +95,7 @@ class Hogwild:
             mean += loss.item()
         if self._clip is not None:
             compute.clip(self.model.parameters(), self._clip, total_norm)
-        optimizers.set_rate(self._optimizer, lr)
+        optimizers.set_lr(self._optimizer, lr)
         compute.update(self._optimizer)
         while queue.is_full:
             self._look()

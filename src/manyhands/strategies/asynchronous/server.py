@@ -236,7 +236,7 @@ class Server:
         for spot, had in zip(store.spots, flags, strict=True):
             low, high = store.within(spot, self.rank)
             self._slices[spot.name].grad = row[low:high] if had else None
-        optimizers.set_rate(self._optimizer, request.lr / divisor)
+        optimizers.set_lr(self._optimizer, request.lr / divisor)
         with self._window.change(), velocity_kept(self._optimizer, divisor):
             self._compute.update(self._optimizer, forget=False)
             if self.rank == 0 and store.kept:
