@@ -408,7 +408,7 @@ TABLE = {
     "a file without any task": ("train empty.py:flowers", "empty.py has no task 'flowers' (known: none)"),
     "a file and no name": (
         "train mine.py",
-        "mine.py is a file: say which task in it, as mine.py:NAME (known: flower)",
+        "mine.py is a file: name a task in it, as mine.py:NAME (known: flower)",
     ),
     "a file that does not import": (
         "train broken.py:task",
@@ -416,7 +416,7 @@ TABLE = {
     ),
     "a builder that makes no task": (
         "train mine.py:flower",
-        "mine.py:flower made a str, not a manyhands Task",
+        "mine.py:flower returned a str, not a manyhands Task",
     ),
     "a folder that is not there": (
         "train blood-vgg19 --set data=nowhere",
@@ -551,8 +551,8 @@ TABLE = {
     ),
     "a folder too deep": (
         f"train quadratic --out {'a/' * 2000}",
-        f"'{'a/' * 40}...' (3,999 characters) cannot be a path: it is 2,000 folders deep, "
-        "and 200 are allowed",
+        f"'{'a/' * 40}...' (3,999 characters) cannot be a path: it has 2,000 levels of folders, "
+        "at most 200 are allowed",
     ),
     "a name that is not text": (
         "train quadratic --out a\udcffb",
@@ -703,5 +703,5 @@ def test_an_unreadable_image_is_skipped_only_on_request(
     words += ["--batch", "2", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "run")]
     answer = typed("train", "blood-vgg19", "--set", "data=cells", *words, cwd=place)
     assert answer.code == 0
-    assert "left out 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
+    assert "skipped 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
     assert "5 images" in answer.err

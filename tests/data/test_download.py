@@ -141,7 +141,7 @@ def test_a_mirror_is_asked_once_and_then_the_cache_is(
     assert download.fetch(toys) == {"plain": cache / "toy" / "plain"}
     check(cache)
     assert server.asked == [("/plain.gz", None)]
-    assert capfd.readouterr() == ("", "fetching toy (1 MB) ...\n")
+    assert capfd.readouterr() == ("", "downloading toy (1 MB) ...\n")
 
 
 def test_a_dropped_connection_is_continued_where_it_ended(server: Server, cache: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_damaged_cached_file_is_fetched_again(
     download.fetch(toy(server.mirror()))
     check(cache)
     assert capfd.readouterr().err == (
-        "toy: plain in the cache is damaged, so it is fetched again\nfetching toy (1 MB) ...\n"
+        "toy: plain in the cache is damaged and will be downloaded again\ndownloading toy (1 MB) ...\n"
     )
 
 
@@ -366,7 +366,8 @@ def test_a_full_disk_is_not_blamed_on_a_source(server: Server, cache: Path) -> N
     with pytest.raises(StorageError) as caught:
         download.fetch(toy(mirror, server.mirror()))
     assert str(caught.value) == (
-        f"cannot keep toy in {cache}/toy: no space left on device (MANYHANDS_CACHE names another folder)"
+        f"cannot store toy in {cache}/toy: no space left on device "
+        "(set MANYHANDS_CACHE to use another folder)"
     )
     assert len(server.asked) == 1
 
@@ -376,7 +377,7 @@ def test_a_cache_that_cannot_be_made_is_a_storage_error(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match=r"cannot keep toy in .*/file/toy: not a directory"):
+    with pytest.raises(StorageError, match=r"cannot store toy in .*/file/toy: not a directory"):
         download.fetch(toy(server.mirror()))
 
 
