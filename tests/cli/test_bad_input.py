@@ -327,8 +327,8 @@ TABLE = {
     ),
     "a model that cannot be cut": (
         "train whole.py:linear --strategy pipeline --workers 2 --batch 4",
-        "a Linear cannot be cut into blocks: it is no nn.Sequential and has no method blocks() that names "
-        "the modules it consists of in order",
+        "a Linear cannot be divided into blocks: it is not an nn.Sequential and has no method blocks() that "
+        "returns its modules in order",
     ),
     "accumulated in a pipeline": (
         f"{IN_PIECES} --accumulate 2",
@@ -368,12 +368,12 @@ TABLE = {
     ),
     "activations to nowhere": (
         "train digits-mlp --offload all --offload-to nowhere",
-        "offload_to nowhere is no folder: make it, or name another with --offload-to",
+        "offload_to nowhere is not a folder: create it, or choose another with --offload-to",
     ),
     "activations from memory to memory": (
         "train digits-mlp --memory 2GB --offload-to /dev/shm",
-        "offload_to /dev/shm is memory itself (tmpfs), so nothing would be gained: name a folder on another "
-        "disk with --offload-to",
+        "offload_to /dev/shm is in memory (tmpfs), so nothing would be saved: choose a folder on another disk "
+        "with --offload-to",
     ),
     "verify more stages than blocks": (
         "verify digits-mlp --strategy pipeline --workers 5",

@@ -265,10 +265,10 @@ def test_activations_are_copied_beside_the_computing_and_never_too_early() -> No
     """Out after what made them, back before what needs them; memory is not used again meanwhile."""
     recording.calls.clear()
     source = torch.arange(64, dtype=torch.uint8)
-    with _stored(source) as (store, parcel):
-        parcel_back = store.take(parcel)
-        assert torch.equal(parcel_back, source)
-        store.drop(parcel)
+    with _stored(source) as (store, item):
+        loaded = store.load(item)
+        assert torch.equal(loaded, source)
+        store.drop(item)
     assert recording.calls == [
         (1, "pinned"),
         (1, "side waits for computing"),

@@ -21,7 +21,7 @@ MODES = ["all", "conv", "auto"]
 
 @pytest.fixture(autouse=True)
 def small_things_move(monkeypatch):
-    monkeypatch.setattr(saved_tensors, "WORTH", 512)
+    monkeypatch.setattr(saved_tensors, "MIN_BYTES", 512)
 
 
 class Residual(nn.Module):
@@ -101,7 +101,7 @@ NAMES = ["conv", "norm", "relu", "gelu", "drop", "pool", "residual", "nested", "
     st.integers(1, 3),
 )
 def test_random_networks_train_as_without(layers, mode, dtype, in_flight):
-    saved_tensors.WORTH, before = 512, saved_tensors.WORTH
+    saved_tensors.MIN_BYTES, before = 512, saved_tensors.MIN_BYTES
     try:
         torch.manual_seed(len(layers))
         model, inputs = make(layers).to(dtype), torch.randn(6, 3, 8, 8, dtype=dtype)
@@ -113,7 +113,7 @@ def test_random_networks_train_as_without(layers, mode, dtype, in_flight):
             return
         check(model, inputs, mode, steps=2, in_flight=in_flight)
     finally:
-        saved_tensors.WORTH = before
+        saved_tensors.MIN_BYTES = before
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -170,7 +170,7 @@ def test_scores_of_every_batch_are_looked_at() -> None:
     assert scored(metric, torch.zeros(3), torch.zeros(3), 3).shape == (3,)
     with pytest.raises(UsageError, match=r"^the metric m must return .* returned shape \(3, 1\)"):
         scored(metric, torch.zeros(3, 1), torch.zeros(3), 3)
-    with pytest.raises(UsageError, match=r"gave a float"):
+    with pytest.raises(UsageError, match=r"returned a float"):
         scored(mh.Metric(name="m", scores=lambda o, t: 0.5), torch.zeros(3), torch.zeros(3), 3)  # type: ignore[arg-type, return-value]
 
 
