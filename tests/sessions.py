@@ -25,7 +25,7 @@ from transports.groups import PipeChannel, run_processes, send
 class Line(PipeChannel):
     """With what a free strategy asks of it, and what the parent would have heard."""
 
-    board = None
+    status_slot = None
     gone: frozenset[int] = frozenset()
 
     def __init__(self, pipe: Connection) -> None:

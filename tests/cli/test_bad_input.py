@@ -372,8 +372,8 @@ TABLE = {
     ),
     "activations from memory to memory": (
         "train digits-mlp --memory 2GB --offload-to /dev/shm",
-        "offload_to /dev/shm is in memory (tmpfs), so nothing would be saved: choose a folder on another disk "
-        "with --offload-to",
+        "offload_to /dev/shm is in memory (tmpfs), so nothing would be saved: choose a folder on another "
+        "disk with --offload-to",
     ),
     "verify more stages than blocks": (
         "verify digits-mlp --strategy pipeline --workers 5",

@@ -115,8 +115,8 @@ def toy(*sources: Source, contents: tuple[Content, ...] = (content("plain", PLAI
     return DatasetEntry("toy", 1, contents, sources)
 
 
-def nobody() -> Mirror:
-    """A mirror on a port where nobody listens."""
+def closed_mirror() -> Mirror:
+    """A mirror on a closed port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -226,7 +226,7 @@ def test_when_all_sources_fail_one_sentence_says_why_and_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     server.files["/bad/plain.gz"] = gzip.compress(OTHER)
-    closed = nobody()
+    closed = closed_mirror()
     toys = toy(
         server.mirror("/gone"),
         server.mirror("/bad"),
@@ -259,7 +259,7 @@ def test_what_one_source_placed_is_not_asked_of_the_next(server: Server) -> None
 def test_a_file_put_there_by_hand_is_used(cache: Path, name: str) -> None:
     (cache / "toy").mkdir(parents=True)
     (cache / "toy" / name).write_bytes(gzip.compress(PLAIN) if name.endswith(".gz") else PLAIN)
-    assert download.fetch(toy(nobody()))["plain"].read_bytes() == PLAIN
+    assert download.fetch(toy(closed_mirror()))["plain"].read_bytes() == PLAIN
     assert (cache / "toy" / name).exists()
 
 
@@ -269,7 +269,7 @@ def test_a_wrong_file_put_there_by_hand_is_said_and_kept(cache: Path) -> None:
     with pytest.raises(
         DataUnavailableError, match=r"cannot get toy: plain\.gz in the cache: wrong checksum; "
     ):
-        download.fetch(toy(nobody()))
+        download.fetch(toy(closed_mirror()))
     assert (cache / "toy" / "plain.gz").exists()
 
 

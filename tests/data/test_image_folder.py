@@ -191,7 +191,7 @@ def test_a_pool_goes_on_with_the_next_stream_where_a_reader_stopped_early(folder
         (batch,) = kept.stream([request(5, epoch=200)], seed=0)
         assert batch.size == 1
         (last,) = [number for number, (_, epoch) in enumerate(read) if epoch == 200]
-        assert last <= 4 + 1  # what was ahead of the reader, at the most: nobody else's images come first
+        assert last <= 4 + 1  # at most what was read ahead: images of other requests do not come first
     assert decoder_threads() == []
 
 

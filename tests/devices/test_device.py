@@ -82,12 +82,12 @@ class TestEachRank:
 
     def test_ranks_of_a_host_have_one_each(self, here: Path) -> None:
         two = job(here / "run", workers=2, strategy="allreduce", transport="shm", launcher="local")
-        told = LocalLauncher().launch(recording.fake_work, 2, two)
-        for rank, (_, asked) in enumerate(told):
+        results = LocalLauncher().launch(recording.fake_work, 2, two)
+        for rank, (_, asked) in enumerate(results):
             assert asked[0] == (rank, "taken")
             assert {number for number, _ in asked} == {rank}
             assert (rank, "synchronize") in asked
-        record = told[0][0]
+        record = results[0][0]
         assert record.memory == [recording.MOST] * 2
         assert [pace.synchronized_steps < pace.steps for pace in record.pace] == [True, True]
         assert {

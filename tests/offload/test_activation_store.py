@@ -1,4 +1,4 @@
-"""The file that activations go to: nothing is mixed up, nothing is left behind, a full disk is told."""
+"""The store on disk: buffers are not mixed up, no file is left behind, a full disk is an error."""
 
 import errno
 import os

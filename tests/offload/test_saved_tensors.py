@@ -1,4 +1,4 @@
-"""What autograd saves comes back to the last bit, whatever it is a view of and whoever changes it."""
+"""Saved tensors come back bit for bit, whatever they are views of, and changes in place are noticed."""
 
 import copy
 import time

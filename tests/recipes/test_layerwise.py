@@ -127,7 +127,7 @@ def test_slices_with_shared_norms_follow_the_whole(recipe):
             squares[owner] = local_norms(tensors).square()
             barrier.wait()
             total = squares[0] + squares[1]
-            barrier.wait()  # nobody writes before both have read
+            barrier.wait()  # neither writes before both have read
             return total.sqrt()
 
         parts = {name: slice(cut, None) if owner else slice(0, cut) for name, cut in cuts.items()}

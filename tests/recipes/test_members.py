@@ -1,4 +1,4 @@
-"""Every row of RECIPES passes the conformance suite, and says what it is told to say."""
+"""Every recipe passes the conformance suite, and its options and description are right."""
 
 import subprocess
 import sys

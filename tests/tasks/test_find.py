@@ -70,7 +70,7 @@ def mine(here: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["task", "said", "_hidden", "ready"])
 def test_a_function_needs_no_annotation(name: str, mine: Path) -> None:
-    """`def net(): return mh.Task(...)` was "no task 'net' (known: none)": the first wall for everybody."""
+    """`def net(): return mh.Task(...)` was refused: "no task 'net' (known: none)"."""
     assert find.build(f"mine.py:{name}", {}).name == "mine"
 
 
@@ -126,7 +126,7 @@ def test_sys_exit_where_a_file_is_imported(here: Path, typed: Callable[..., Answ
 
 
 def test_in_a_script_too(mine: Path) -> None:
-    """Whoever calls `train` goes on."""
+    """The caller of `train` goes on."""
     with pytest.raises(ManyhandsError, match=r"ended the process with sys.exit\(4\)"):
         mh.train("mine.py:in_forward", quiet=True)
 

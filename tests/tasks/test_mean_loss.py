@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
+from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from manyhands.core.errors import UsageError
 from manyhands.tasks import mean_loss

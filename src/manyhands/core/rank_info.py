@@ -56,7 +56,7 @@ class ControlChannel(Protocol):
         """The ranks that are gone. A replacement counts as gone until it has joined."""
 
     @property
-    def board(self) -> memoryview | None:
+    def status_slot(self) -> memoryview | None:
         """Memory for the worker's STATUS that outlives it, or None."""
 
     @property
@@ -68,7 +68,7 @@ class NullChannel:
     """The null channel: the worker is its own parent."""
 
     stop: int | None = None
-    board: memoryview | None = None
+    status_slot: memoryview | None = None
     gone: frozenset[int] = frozenset()
 
     def __init__(self, hear: Callable[[Any], None] = ignore) -> None:

@@ -14,7 +14,7 @@ _NOT_USER_CODE = tuple(
     str(Path(folder)) + os.sep
     for folder in (Path(__file__).parents[1], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 )
-TOLD = "the whole traceback is in "
+LOG_NOTE = "the whole traceback is in "
 
 
 def users_line(trace: TracebackType | None) -> str:
@@ -47,7 +47,7 @@ def keep(error: BaseException, log: Path, title: str) -> None:
             file.write(f"--- {now} {title}, pid {os.getpid()}\n{whole}")
     except OSError:
         return  # a full disk: the command line writes the log elsewhere
-    error.add_note(f"{TOLD}{log}")
+    error.add_note(f"{LOG_NOTE}{log}")
 
 
 def _is_the_users(filename: str) -> bool:

@@ -114,8 +114,8 @@ class RankContext:
         """From now on steps are made, and who stands still is stuck."""
         self.begun = True
         self.traffic.begin()
-        if self.info.channel.board is not None:
-            self.clock.note = partial(self._write_down, self.info.channel.board)
+        if self.info.channel.status_slot is not None:
+            self.clock.note = partial(self._write_down, self.info.channel.status_slot)
 
     def status(self) -> RankStatus:
         """What this rank is doing, for whoever looks after it; called from another thread."""

@@ -61,7 +61,7 @@ class TransportWrapper:
         return self.around("broadcast", tensor.nbytes, self.inner.broadcast, tensor, root)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        # as if all tensors had the same size: whoever counts corrects it when they are there
+        # an estimate, as if all tensors had the same size; a wrapper that counts uses the result
         return self.around("all_gather", tensor.nbytes * self.size, self.inner.all_gather, tensor)
 
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
