@@ -136,12 +136,12 @@ def test_a_folder_that_is_memory_is_refused():
     memory = Path("/dev/shm")
     if not memory.is_dir() or file_system(memory) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
-    with pytest.raises(UsageError, match=r"/dev/shm is memory itself \(tmpfs\).*--offload-to"):
+    with pytest.raises(UsageError, match=r"/dev/shm is in memory \(tmpfs\).*--offload-to"):
         choose(str(memory))
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"is no folder.*--offload-to"):
+    with pytest.raises(UsageError, match=r"is not a folder.*--offload-to"):
         DiskStore(str(tmp_path / "nowhere"))
 
 

@@ -209,7 +209,7 @@ def test_an_exception_in_forward_leaves_nothing(emptied):
 def test_a_budget_that_cannot_hold_one_block_says_the_least_that_works():
     model = make(["conv", "relu"], channels=16)
     offload = Offload("auto", 1_000_000)
-    with pytest.raises(UsageError, match=r"memory 1 MB cannot hold even one block .* at least [\d.]+ [MG]B"):
+    with pytest.raises(UsageError, match=r"memory 1 MB is too small for one block .* at least [\d.]+ [MG]B"):
         offload.run(model, torch.randn(16, 3, 8, 8))
     offload.close()
 
