@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from transports.gangs import context
+from transports.groups import context
 
 PATIENCE = 60.0
 

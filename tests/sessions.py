@@ -19,13 +19,13 @@ from manyhands.devices.device import HOST
 from manyhands.engine.context import own_state
 from manyhands.engine.job import Job
 from manyhands.engine.session import Session
-from transports.gangs import PipeLine, begun, say
+from transports.groups import PipeChannel, run_processes, send
 
 
-class Line(PipeLine):
+class Line(PipeChannel):
     """With what a free strategy asks of it, and what the parent would have heard."""
 
-    board = None
+    status_slot = None
     gone: frozenset[int] = frozenset()
 
     def __init__(self, pipe: Connection) -> None:
@@ -63,7 +63,7 @@ def sit(pipe: Connection, rank: int, hosts: tuple[str, ...], job: Job) -> None:
         answer = ("result", Sat(model, session.position.step, session.position.resumed, line.notices))
     except Exception:  # noqa: BLE001 told to the test
         answer = ("failure", traceback.format_exc())
-    say(pipe, answer)
+    send(pipe, answer)
 
 
 def together(job: Job, folders: Sequence[Path], hosts: Sequence[str] = ()) -> list[Sat]:
@@ -71,4 +71,4 @@ def together(job: Job, folders: Sequence[Path], hosts: Sequence[str] = ()) -> li
     torch.set_num_threads(1)
     where = tuple(hosts) or ("here",) * len(folders)
     jobs = [replace(job, folder=folder) for folder in folders]
-    return begun(sit, [(rank, where, mine) for rank, mine in enumerate(jobs)])
+    return run_processes(sit, [(rank, where, mine) for rank, mine in enumerate(jobs)])

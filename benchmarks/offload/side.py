@@ -96,7 +96,7 @@ def main() -> None:
     choices: dict[str, Any] = {}
     memory = budget.held() + int(sys.argv[5]) if len(sys.argv) > 5 else None
     offload = Offload(
-        side if side in ("all", "conv", "auto") else "none", memory, None, choices, remembered=0
+        side if side in ("all", "conv", "auto") else "none", memory, None, choices, optimizer_state=0
     )
     known: dict[str, Run] = {"checkpoint": checkpointed, "save_on_cpu": saved_on_cpu, "plain": plainly}
     run = known.get(side, offload.run if offload else plainly)

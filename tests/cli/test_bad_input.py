@@ -27,7 +27,7 @@ IN_ONE_PIECE = (
 )
 EVERY = "strategy average: every must be a whole number of steps, at least 1, or epoch, or end, got"
 SLOW = "is not FACTOR@RANK with a factor of at least 1, such as 4@1"
-NO_PATH = "cannot be a path: a name has at most 255 bytes, and all of it 3,800"
+NO_PATH = "cannot be a path: a name may have at most 255 bytes, a path 3,800"
 AT_MOST = "launcher local starts at most 128 ranks on this machine of 2 cores, but workers is"
 FEWER = "use fewer, or start them on several machines with torchrun"
 RECIPES = "constant, large-batch, lars, lamb"
@@ -327,8 +327,8 @@ TABLE = {
     ),
     "a model that cannot be cut": (
         "train whole.py:linear --strategy pipeline --workers 2 --batch 4",
-        "a Linear cannot be cut into blocks: it is no nn.Sequential and has no method blocks() that names "
-        "the modules it consists of in order",
+        "a Linear cannot be divided into blocks: it is not an nn.Sequential and has no method blocks() that "
+        "returns its modules in order",
     ),
     "accumulated in a pipeline": (
         f"{IN_PIECES} --accumulate 2",
@@ -368,11 +368,11 @@ TABLE = {
     ),
     "activations to nowhere": (
         "train digits-mlp --offload all --offload-to nowhere",
-        "offload_to nowhere is no folder: make it, or name another with --offload-to",
+        "offload_to nowhere is not a folder: create it, or choose another with --offload-to",
     ),
     "activations from memory to memory": (
         "train digits-mlp --memory 2GB --offload-to /dev/shm",
-        "offload_to /dev/shm is memory itself (tmpfs), so nothing would be gained: name a folder on another "
+        "offload_to /dev/shm is in memory (tmpfs), so nothing would be saved: choose a folder on another "
         "disk with --offload-to",
     ),
     "verify more stages than blocks": (
@@ -408,7 +408,7 @@ TABLE = {
     "a file without any task": ("train empty.py:flowers", "empty.py has no task 'flowers' (known: none)"),
     "a file and no name": (
         "train mine.py",
-        "mine.py is a file: say which task in it, as mine.py:NAME (known: flower)",
+        "mine.py is a file: name a task in it, as mine.py:NAME (known: flower)",
     ),
     "a file that does not import": (
         "train broken.py:task",
@@ -416,7 +416,7 @@ TABLE = {
     ),
     "a builder that makes no task": (
         "train mine.py:flower",
-        "mine.py:flower made a str, not a manyhands Task",
+        "mine.py:flower returned a str, not a manyhands Task",
     ),
     "a folder that is not there": (
         "train blood-vgg19 --set data=nowhere",
@@ -551,8 +551,8 @@ TABLE = {
     ),
     "a folder too deep": (
         f"train quadratic --out {'a/' * 2000}",
-        f"'{'a/' * 40}...' (3,999 characters) cannot be a path: it is 2,000 folders deep, "
-        "and 200 are allowed",
+        f"'{'a/' * 40}...' (3,999 characters) cannot be a path: it has 2,000 levels of folders, "
+        "at most 200 are allowed",
     ),
     "a name that is not text": (
         "train quadratic --out a\udcffb",
@@ -703,5 +703,5 @@ def test_an_unreadable_image_is_skipped_only_on_request(
     words += ["--batch", "2", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "run")]
     answer = typed("train", "blood-vgg19", "--set", "data=cells", *words, cwd=place)
     assert answer.code == 0
-    assert "left out 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
+    assert "skipped 1 image of cells/train that cannot be read: b/2.png\n" in answer.err
     assert "5 images" in answer.err

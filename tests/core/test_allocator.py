@@ -1,4 +1,4 @@
-"""Freed memory stays while a worker trains, and goes back afterwards."""
+"""Freed memory is kept while a worker trains, and returned afterwards."""
 
 from __future__ import annotations
 

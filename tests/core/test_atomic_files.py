@@ -39,11 +39,11 @@ def test_what_is_no_file_is_refused_at_once(
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("a" * 256, "a name has at most 255 bytes, and all of it 3,800"),
-        ("é" * 128, "a name has at most 255 bytes, and all of it 3,800"),
-        ("/".join(["a" * 200] * 20), "a name has at most 255 bytes, and all of it 3,800"),
-        ("a/" * 300, "it is 300 folders deep, and 200 are allowed"),
-        ("a\0b", "there is a NUL character in it"),
+        ("a" * 256, "a name may have at most 255 bytes, a path 3,800"),
+        ("é" * 128, "a name may have at most 255 bytes, a path 3,800"),
+        ("/".join(["a" * 200] * 20), "a name may have at most 255 bytes, a path 3,800"),
+        ("a/" * 300, "it has 300 levels of folders, at most 200 are allowed"),
+        ("a\0b", "it contains a NUL character"),
         ("a\udcff", "it is not text in UTF-8"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How a value or a name is told again in a message."""
+"""How a value or a name is repeated in a message."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def toy(*sources: Source, contents: tuple[Content, ...] = (content("plain", PLAI
     return DatasetEntry("toy", 1, contents, sources)
 
 
-def nobody() -> Mirror:
-    """A mirror on a port where nobody listens."""
+def closed_mirror() -> Mirror:
+    """A mirror on a closed port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -141,7 +141,7 @@ def test_a_mirror_is_asked_once_and_then_the_cache_is(
     assert download.fetch(toys) == {"plain": cache / "toy" / "plain"}
     check(cache)
     assert server.asked == [("/plain.gz", None)]
-    assert capfd.readouterr() == ("", "fetching toy (1 MB) ...\n")
+    assert capfd.readouterr() == ("", "downloading toy (1 MB) ...\n")
 
 
 def test_a_dropped_connection_is_continued_where_it_ended(server: Server, cache: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_damaged_cached_file_is_fetched_again(
     download.fetch(toy(server.mirror()))
     check(cache)
     assert capfd.readouterr().err == (
-        "toy: plain in the cache is damaged, so it is fetched again\nfetching toy (1 MB) ...\n"
+        "toy: plain in the cache is damaged and will be downloaded again\ndownloading toy (1 MB) ...\n"
     )
 
 
@@ -226,7 +226,7 @@ def test_when_all_sources_fail_one_sentence_says_why_and_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     server.files["/bad/plain.gz"] = gzip.compress(OTHER)
-    closed = nobody()
+    closed = closed_mirror()
     toys = toy(
         server.mirror("/gone"),
         server.mirror("/bad"),
@@ -259,7 +259,7 @@ def test_what_one_source_placed_is_not_asked_of_the_next(server: Server) -> None
 def test_a_file_put_there_by_hand_is_used(cache: Path, name: str) -> None:
     (cache / "toy").mkdir(parents=True)
     (cache / "toy" / name).write_bytes(gzip.compress(PLAIN) if name.endswith(".gz") else PLAIN)
-    assert download.fetch(toy(nobody()))["plain"].read_bytes() == PLAIN
+    assert download.fetch(toy(closed_mirror()))["plain"].read_bytes() == PLAIN
     assert (cache / "toy" / name).exists()
 
 
@@ -269,7 +269,7 @@ def test_a_wrong_file_put_there_by_hand_is_said_and_kept(cache: Path) -> None:
     with pytest.raises(
         DataUnavailableError, match=r"cannot get toy: plain\.gz in the cache: wrong checksum; "
     ):
-        download.fetch(toy(nobody()))
+        download.fetch(toy(closed_mirror()))
     assert (cache / "toy" / "plain.gz").exists()
 
 
@@ -366,7 +366,8 @@ def test_a_full_disk_is_not_blamed_on_a_source(server: Server, cache: Path) -> N
     with pytest.raises(StorageError) as caught:
         download.fetch(toy(mirror, server.mirror()))
     assert str(caught.value) == (
-        f"cannot keep toy in {cache}/toy: no space left on device (MANYHANDS_CACHE names another folder)"
+        f"cannot store toy in {cache}/toy: no space left on device "
+        "(set MANYHANDS_CACHE to use another folder)"
     )
     assert len(server.asked) == 1
 
@@ -376,7 +377,7 @@ def test_a_cache_that_cannot_be_made_is_a_storage_error(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match=r"cannot keep toy in .*/file/toy: not a directory"):
+    with pytest.raises(StorageError, match=r"cannot store toy in .*/file/toy: not a directory"):
         download.fetch(toy(server.mirror()))
 
 

@@ -191,7 +191,7 @@ def test_a_pool_goes_on_with_the_next_stream_where_a_reader_stopped_early(folder
         (batch,) = kept.stream([request(5, epoch=200)], seed=0)
         assert batch.size == 1
         (last,) = [number for number, (_, epoch) in enumerate(read) if epoch == 200]
-        assert last <= 4 + 1  # what was ahead of the reader, at the most: nobody else's images come first
+        assert last <= 4 + 1  # at most what was read ahead: images of other requests do not come first
     assert decoder_threads() == []
 
 
@@ -230,7 +230,7 @@ def test_a_missing_split_is_named_with_what_was_found(tmp_path):
     (data / "readme.txt").touch()
     with pytest.raises(UsageError) as error:
         opened(data)
-    assert str(error.value) == f"{data} has no folder 'train' (found: no folders at all)"
+    assert str(error.value) == f"{data} has no folder 'train' (found: no folders)"
     for name in ("val", "Train", ".git"):
         (data / name).mkdir()
     with pytest.raises(UsageError) as error:
@@ -242,7 +242,9 @@ def test_a_split_without_classes(tmp_path):
     write(tmp_path / "data/train/0.jpg")
     with pytest.raises(UsageError) as error:
         opened(tmp_path / "data")
-    assert str(error.value) == f"{tmp_path}/data/train has no classes: it needs a folder of images a class"
+    assert (
+        str(error.value) == f"{tmp_path}/data/train has no classes: it needs one folder of images per class"
+    )
 
 
 def test_classes_without_images_are_named(folder):
@@ -270,7 +272,9 @@ def test_classes_other_than_those_of_training_are_named(folder, wanted, differen
     with pytest.raises(UsageError) as error:
         opened(folder, classes=wanted)
     where = f"{folder}/train"
-    assert str(error.value) == f"the classes of {where} are not those of the training images ({difference})"
+    assert (
+        str(error.value) == f"the classes of {where} differ from those of the training images ({difference})"
+    )
     assert opened(folder, classes=("ant", "cat")).classes == ("ant", "cat")
 
 

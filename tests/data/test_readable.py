@@ -37,7 +37,7 @@ def test_one_unreadable_image_is_named(folder):
         opened(folder)
     assert str(error.value) == (
         f"1 image of {folder}/train cannot be read: cat/1.jpg; "
-        "use --set skip_unreadable=true to leave out what cannot be read"
+        "use --set skip_unreadable=true to skip unreadable images"
     )
 
 
@@ -49,7 +49,7 @@ def test_several_unreadable_images_are_counted_and_the_first_is_named(folder):
         opened(folder)
     assert str(error.value) == (
         f"3 images of {folder}/train cannot be read, the first is ant/2.jpg; "
-        "use --set skip_unreadable=true to leave out what cannot be read"
+        "use --set skip_unreadable=true to skip unreadable images"
     )
 
 
@@ -61,7 +61,7 @@ def test_unreadable_images_are_left_out_on_request_with_a_notice(folder, capsys)
     assert data.targets.tolist() == [0, 0, 1, 1]
     assert data.skipped == ("ant/2.jpg", "cat/0.jpg")
     assert [batch.size for batch in data.stream([request(0, 1, 2, 3)], seed=0)] == [4]
-    notice = f"left out 2 images of {folder}/train that cannot be read: ant/2.jpg, cat/0.jpg\n"
+    notice = f"skipped 2 images of {folder}/train that cannot be read: ant/2.jpg, cat/0.jpg\n"
     assert capsys.readouterr() == ("", notice)
 
 
@@ -71,7 +71,7 @@ def test_the_notice_names_three_and_counts_the_rest(folder, capsys):
         truncate(folder / f"train/ant/[bad]{number}.png")
     opened(folder, skip_unreadable=True)
     names = "ant/[bad]0.png, ant/[bad]1.png, ant/[bad]2.png and 2 more"
-    assert capsys.readouterr().err == f"left out 5 images of {folder}/train that cannot be read: {names}\n"
+    assert capsys.readouterr().err == f"skipped 5 images of {folder}/train that cannot be read: {names}\n"
 
 
 def test_a_class_of_which_nothing_can_be_read_is_not_skipped(folder):
@@ -79,7 +79,7 @@ def test_a_class_of_which_nothing_can_be_read_is_not_skipped(folder):
         truncate(folder / f"train/cat/{number}.jpg")
     with pytest.raises(UsageError) as error:
         opened(folder, skip_unreadable=True)
-    assert str(error.value) == f"class 'cat' of {folder}/train has no image that can be read"
+    assert str(error.value) == f"class 'cat' of {folder}/train has no readable image"
 
 
 def test_the_check_is_remembered_until_a_file_changes(folder, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_cache_that_cannot_be_written_costs_a_notice_only(folder, tmp_path, mo
     (tmp_path / "file").touch()
     monkeypatch.setenv("MANYHANDS_CACHE", str(tmp_path / "file"))
     assert len(opened(folder)) == 6
-    assert "the check of the images will be repeated next time" in capsys.readouterr().err
+    assert "the result of the image check cannot be cached" in capsys.readouterr().err
 
 
 def test_an_image_that_breaks_during_training_is_named(folder):
@@ -134,13 +134,14 @@ def test_an_image_that_breaks_during_training_is_named(folder):
     with pytest.raises(ManyhandsError) as error:
         list(data.stream([request(0, 4)], seed=0))
     assert str(error.value).startswith(
-        f"{path} could be read before training and now cannot: cannot identify"
+        f"{path} could be read before training, but cannot be read now: cannot identify"
     )
     path.unlink()
     with pytest.raises(ManyhandsError) as error:
         list(data.stream([request(4)], seed=0))
     assert (
-        str(error.value) == f"{path} could be read before training and now cannot: No such file or directory"
+        str(error.value)
+        == f"{path} could be read before training, but cannot be read now: No such file or directory"
     )
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decoder")]
 
@@ -149,7 +150,7 @@ def test_an_image_that_breaks_during_training_is_named(folder):
     ("many", "terminal", "shown"), [(5, True, True), (5, False, False), (6, True, False)]
 )
 def test_a_long_check_shows_its_progress_on_a_terminal(folder, monkeypatch, capsys, many, terminal, shown):
-    monkeypatch.setattr(readable, "MANY", many)
+    monkeypatch.setattr(readable, "PROGRESS_FROM", many)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich believe in one

@@ -132,8 +132,8 @@ def test_samples_without_any_feature_are_padding() -> None:
     ("change", "sentence"),
     [
         ({"values": np.ones(3)}, "the values are float64, not float32"),
-        ({"targets": np.zeros(3, dtype=np.int64)}, "3 row borders but 3 targets"),
-        ({"values": np.ones(2, np.float32)}, "3 entries by the row borders, 3 indices and 2 values"),
+        ({"targets": np.zeros(3, dtype=np.int64)}, "3 row boundaries but 3 targets"),
+        ({"values": np.ones(2, np.float32)}, "3 entries by the row boundaries, 3 indices and 2 values"),
         ({"features": 4}, "indices must be from 0 to 3"),
         ({"indices": np.array([0, -1, 2])}, "indices must be from 0 to 4"),
     ],

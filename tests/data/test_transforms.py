@@ -201,5 +201,5 @@ def test_a_palette_with_transparency_is_no_reason_to_warn():
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_without_a_known_range_are_refused(mode):
-    with pytest.raises(ValueError, match=f"pixels of mode {mode} have no known brightest value"):
+    with pytest.raises(ValueError, match=f"pixels of mode {mode} have no known maximum"):
         colors(Image.new(mode, (2, 2)))

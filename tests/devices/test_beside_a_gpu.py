@@ -1,4 +1,4 @@
-"""Beside GPUs that torch only pretends to see: a run on the CPU leaves them alone, a rank takes its own."""
+"""With GPUs that torch pretends to see: a run on the CPU does not use them, a rank uses only its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quadratic(**settings: Any) -> RunSpec:
 
 @pytest.fixture
 def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with a GPU that nobody may touch: it is there, and whatever else CUDA is asked raises."""
+    """A machine with a GPU that must not be used: every other call of CUDA raises."""
 
     def refuse(name: str) -> Callable[..., None]:
         def touched(*arguments: object, **named: object) -> None:
@@ -100,7 +100,7 @@ class Watching(NullChannel):
 def test_a_rank_sets_its_own_gpu_first_and_waits_for_that_one(
     monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
-    """Nobody set a GPU, and the clock of every rank waited for the first one."""
+    """No rank selected its GPU, and the clock of every rank synchronized the first one."""
     asked: list[tuple[str, tuple[object, ...]]] = []
 
     def note(name: str, answer: object) -> Callable[..., object]:

@@ -82,12 +82,12 @@ class TestEachRank:
 
     def test_ranks_of_a_host_have_one_each(self, here: Path) -> None:
         two = job(here / "run", workers=2, strategy="allreduce", transport="shm", launcher="local")
-        told = LocalLauncher().launch(recording.fake_work, 2, two)
-        for rank, (_, asked) in enumerate(told):
+        results = LocalLauncher().launch(recording.fake_work, 2, two)
+        for rank, (_, asked) in enumerate(results):
             assert asked[0] == (rank, "taken")
             assert {number for number, _ in asked} == {rank}
             assert (rank, "synchronize") in asked
-        record = told[0][0]
+        record = results[0][0]
         assert record.memory == [recording.MOST] * 2
         assert [times.synchronized_steps < times.steps for times in record.step_times] == [True, True]
         assert {
@@ -265,10 +265,10 @@ def test_activations_are_copied_beside_the_computing_and_never_too_early() -> No
     """Out after what made them, back before what needs them; memory is not used again meanwhile."""
     recording.calls.clear()
     source = torch.arange(64, dtype=torch.uint8)
-    with _stored(source) as (store, parcel):
-        parcel_back = store.take(parcel)
-        assert torch.equal(parcel_back, source)
-        store.drop(parcel)
+    with _stored(source) as (store, item):
+        loaded = store.load(item)
+        assert torch.equal(loaded, source)
+        store.drop(item)
     assert recording.calls == [
         (1, "pinned"),
         (1, "side waits for computing"),

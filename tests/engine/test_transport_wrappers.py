@@ -35,7 +35,7 @@ class TestAllWrappers(TransportSuite):
     short = 0.2
     dies = staticmethod(lambda: None)
 
-    def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
+    def run_group(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
         hosts = "abab"[:size]
         return ThreadGroup(size, timeout, hosts=hosts).run(partial(wrapped, function=function))
 

@@ -190,7 +190,7 @@ def test_a_rank_that_got_something_else_is_named() -> None:
 
     def work(transport: ThreadsTransport) -> Checkpoint | None:
         line = NullChannel()
-        line.exchange = lambda value: transport._meet("exchange", value)  # type: ignore[method-assign]
+        line.exchange = lambda value: transport._exchange("exchange", value)  # type: ignore[method-assign]
         info = RankInfo(transport.rank, ("a", "b", "c"), line)
         way = Garbling(transport) if transport.rank == 2 else transport
         return agree(info, way, saved() if transport.rank == 0 else None)

@@ -331,7 +331,7 @@ def test_a_name_that_leads_to_the_loopback_here_leads_nobody_here(monkeypatch: p
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 4711))]
     monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *_, **__: answer)
     monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
-    sentence = r"^MASTER_ADDR=node1 is 127.0.1.1 on this host, where no other host reaches worker 0: use the"
+    sentence = r"^MASTER_ADDR=node1 is 127.0.1.1 on this host, so other hosts cannot reach worker 0: use an"
     with pytest.raises(UsageError, match=sentence):
         EnvLeader(far(4711, "node1"))
 

@@ -1,4 +1,4 @@
-"""One thread a test, as the machine may have other work; and a store that is watched until it is empty."""
+"""One thread per test, because the machine may be busy, and a fixture that waits for an empty store."""
 
 import gc
 import time
@@ -17,7 +17,7 @@ def one_thread():
 
 @pytest.fixture
 def emptied():
-    """Whether a store is empty as soon as its writer has put down what it has in hand."""
+    """Wait until a store is empty, and return whether it is."""
 
     def wait(store, seconds=10.0):
         gc.collect()

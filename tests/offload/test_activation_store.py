@@ -1,4 +1,4 @@
-"""The file that activations go to: nothing is mixed up, nothing is left behind, a full disk is told."""
+"""The store on disk: buffers are not mixed up, no file is left behind, a full disk is an error."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def test_slots_never_overlap_and_are_used_again(orders):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["send", "want", "take", "leave", "drop"]),
+            st.sampled_from(["send", "prefetch", "load", "release", "drop"]),
             st.integers(0, 30),
             st.integers(1, 40000),
         ),
@@ -58,19 +58,19 @@ def test_any_order_of_orders(emptied, orders, in_flight):
                 content = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
                 alive.append((store.send(content.clone()), content))
                 continue
-            parcel, content = alive[which % len(alive)]
-            if name == "want":
-                store.want(parcel)
-            elif name == "take":
-                assert torch.equal(store.take(parcel), content)
-            elif name == "leave":
-                store.leave(parcel)
+            item, content = alive[which % len(alive)]
+            if name == "prefetch":
+                store.prefetch(item)
+            elif name == "load":
+                assert torch.equal(store.load(item), content)
+            elif name == "release":
+                store.release(item)
             else:
-                store.drop(parcel)
+                store.drop(item)
                 alive.pop(which % len(alive))
-        for parcel, content in alive:
-            assert torch.equal(store.take(parcel), content)
-            store.drop(parcel)
+        for item, content in alive:
+            assert torch.equal(store.load(item), content)
+            store.drop(item)
         alive.clear()
         assert emptied(store)
     finally:
@@ -112,12 +112,12 @@ def test_a_disk_that_fails_is_told_where_its_bytes_are_asked_for(monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     store = DiskStore()
-    parcel = store.send(torch.zeros(100000, dtype=torch.uint8))
-    while parcel.state != "away":
+    item = store.send(torch.zeros(100000, dtype=torch.uint8))
+    while item.state != "stored":
         threading.Event().wait(0.001)
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(StorageError, match="Input/output error"):
-        store.take(parcel)
+        store.load(item)
     store.close()
 
 
@@ -136,12 +136,12 @@ def test_a_folder_that_is_memory_is_refused():
     memory = Path("/dev/shm")
     if not memory.is_dir() or file_system(memory) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
-    with pytest.raises(UsageError, match=r"/dev/shm is memory itself \(tmpfs\).*--offload-to"):
+    with pytest.raises(UsageError, match=r"/dev/shm is in memory \(tmpfs\).*--offload-to"):
         choose(str(memory))
 
 
 def test_a_folder_that_is_missing_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"is no folder.*--offload-to"):
+    with pytest.raises(UsageError, match=r"is not a folder.*--offload-to"):
         DiskStore(str(tmp_path / "nowhere"))
 
 
@@ -150,10 +150,10 @@ def test_the_page_cache_is_left_alone_where_the_file_system_allows_nothing_else(
     store = DiskStore(str(tmp_path))
     assert not store.direct
     content = torch.randint(0, 256, (300000,), dtype=torch.uint8)
-    parcel = store.send(content.clone())
-    while parcel.state != "away":
+    item = store.send(content.clone())
+    while item.state != "stored":
         threading.Event().wait(0.001)
-    assert torch.equal(store.take(parcel), content)
+    assert torch.equal(store.load(item), content)
     store.close()
 
 

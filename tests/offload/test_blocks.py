@@ -68,18 +68,18 @@ class TestBlocks:
         ("named", "got"), [(lambda _: [], r"\[\]"), (lambda _: [nn.Tanh(), "head"], r"\[Tanh\(\), 'head'\]")]
     )
     def test_wrong_names(self, named: Callable[[Named], Any], got: str) -> None:
-        sentence = rf"^Named\.blocks\(\) must name modules in order, got {got}$"
+        sentence = rf"^Named\.blocks\(\) must return modules in order, got {got}$"
         with pytest.raises(UsageError, match=sentence):
             blocks_of(Named(named))
 
     @pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Sequential()], ids=["Linear", "Sequential"])
     def test_what_cannot_be_cut(self, model: nn.Module) -> None:
         sentence = (
-            f"^a {type(model).__name__} cannot be cut into blocks: it is no nn.Sequential and has no method "
-            r"blocks\(\) that names the modules it consists of in order$"
+            f"^a {type(model).__name__} cannot be divided into blocks: it is not an nn.Sequential and has no "
+            r"method blocks\(\) that returns its modules in order$"
         )
         if isinstance(model, nn.Sequential):
-            sentence = r"^an empty nn\.Sequential cannot be cut into blocks$"
+            sentence = r"^an empty nn\.Sequential cannot be divided into blocks$"
         with pytest.raises(UsageError, match=sentence):
             blocks_of(model)
 
@@ -182,14 +182,14 @@ class TestMeasure:
             def forward(self, x: Tensor) -> Tensor:
                 return 2 * super().forward(x)
 
-        sentence = r"^the blocks of Scaled one after the other do not give what it gives$"
+        sentence = r"^the blocks of Scaled in sequence do not give the outputs of the model$"
         with pytest.raises(UsageError, match=sentence):
             measure(Scaled(), inputs())
         with pytest.raises(UsageError, match=sentence.replace("Scaled", "Named")):
             measure(Named(lambda self: [self.trunk]), inputs())
 
     def test_a_block_that_gives_two_tensors(self) -> None:
-        sentence = r"^block 1 \(Twins\) gives a tuple: blocks hand on one tensor$"
+        sentence = r"^block 1 \(Twins\) returns a tuple: blocks must return one tensor$"
         with pytest.raises(UsageError, match=sentence):
             measure(nn.Sequential(nn.Linear(3, 3), Twins(), Sum()), inputs())
 

@@ -77,7 +77,7 @@ def test_a_pipeline_with_several_micro_batches_in_flight(task, tmp_path, offload
 
 
 def test_a_budget_that_is_too_small_ends_the_run_with_a_sentence(task, tmp_path):
-    with pytest.raises(ManyhandsError, match=r"memory 100 MB cannot hold even one block.*at least"):
+    with pytest.raises(ManyhandsError, match=r"memory 100 MB is too small for one block.*at least"):
         trained(task, tmp_path / "run", offload="auto", memory="100MB")
 
 

@@ -21,7 +21,7 @@ MODES = ["all", "conv", "auto"]
 
 @pytest.fixture(autouse=True)
 def small_things_move(monkeypatch):
-    monkeypatch.setattr(saved_tensors, "WORTH", 512)
+    monkeypatch.setattr(saved_tensors, "MIN_BYTES", 512)
 
 
 class Residual(nn.Module):
@@ -101,7 +101,7 @@ NAMES = ["conv", "norm", "relu", "gelu", "drop", "pool", "residual", "nested", "
     st.integers(1, 3),
 )
 def test_random_networks_train_as_without(layers, mode, dtype, in_flight):
-    saved_tensors.WORTH, before = 512, saved_tensors.WORTH
+    saved_tensors.MIN_BYTES, before = 512, saved_tensors.MIN_BYTES
     try:
         torch.manual_seed(len(layers))
         model, inputs = make(layers).to(dtype), torch.randn(6, 3, 8, 8, dtype=dtype)
@@ -113,20 +113,20 @@ def test_random_networks_train_as_without(layers, mode, dtype, in_flight):
             return
         check(model, inputs, mode, steps=2, in_flight=in_flight)
     finally:
-        saved_tensors.WORTH = before
+        saved_tensors.MIN_BYTES = before
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_something_is_moved_and_told(mode):
     torch.manual_seed(0)
     model = make(["norm", "relu", "conv", "norm", "relu", "pool", "residual", "drop"], channels=16)
-    told = check(model, torch.randn(16, 3, 8, 8), mode)
-    assert told["mode"] == mode
-    assert told["written_a_pass"] >= 0
+    choices = check(model, torch.randn(16, 3, 8, 8), mode)
+    assert choices["mode"] == mode
+    assert choices["written_a_pass"] >= 0
     if mode != "auto":
-        assert told["written_a_pass"] > 10_000  # backward may come before all is written
+        assert choices["written_a_pass"] > 10_000  # backward may come before all is written
     else:
-        assert told["predicted_peak"] < told["predicted_peak_plain"]
+        assert choices["predicted_peak"] < choices["predicted_peak_plain"]
 
 
 @pytest.mark.parametrize("speed", [Speed(1e3, 1e3), Speed(1e8, 1e8, 1e-9), Speed(1e12, 1e12)])
@@ -137,11 +137,11 @@ def test_whatever_is_chosen(monkeypatch, speed, dtype):
     model = make(
         ["norm", "relu", "drop", "conv", "avoid", "conv", "norm", "relu", "pool", "residual"], channels=16
     )
-    told = check(model.to(dtype), torch.randn(16, 3, 8, 8, dtype=dtype), "auto", in_flight=2)
+    choices = check(model.to(dtype), torch.randn(16, 3, 8, 8, dtype=dtype), "auto", in_flight=2)
     if speed.write == 1e3:
-        assert told["units"]["recompute"] > 0
+        assert choices["units"]["recompute"] > 0
     elif speed.write == 1e12:
-        assert told["units"]["move"] > 0
+        assert choices["units"]["move"] > 0
 
 
 def test_channels_last_and_a_model_that_cannot_be_cut():
@@ -173,8 +173,8 @@ def test_a_model_that_cannot_be_cut_is_moved_tensor_by_tensor():
         def forward(self, x):
             return self.body(x).mean((2, 3))
 
-    told = check(Whole(), torch.randn(16, 3, 8, 8), "auto")
-    assert told["units"] == {"keep": 0, "move": 1, "recompute": 0}
+    choices = check(Whole(), torch.randn(16, 3, 8, 8), "auto")
+    assert choices["units"] == {"keep": 0, "move": 1, "recompute": 0}
 
 
 def test_a_model_that_asks_for_numbers_is_measured_instead():
@@ -209,7 +209,7 @@ def test_an_exception_in_forward_leaves_nothing(emptied):
 def test_a_budget_that_cannot_hold_one_block_says_the_least_that_works():
     model = make(["conv", "relu"], channels=16)
     offload = Offload("auto", 1_000_000)
-    with pytest.raises(UsageError, match=r"memory 1 MB cannot hold even one block .* at least [\d.]+ [MG]B"):
+    with pytest.raises(UsageError, match=r"memory 1 MB is too small for one block .* at least [\d.]+ [MG]B"):
         offload.run(model, torch.randn(16, 3, 8, 8))
     offload.close()
 

@@ -1,4 +1,4 @@
-"""What autograd saves comes back to the last bit, whatever it is a view of and whoever changes it."""
+"""Saved tensors come back bit for bit, whatever they are views of, and changes in place are noticed."""
 
 import copy
 import time
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from manyhands.offload.activation_store import DiskStore
 from manyhands.offload.offloader import Offload
-from manyhands.offload.saved_tensors import Tape
+from manyhands.offload.saved_tensors import SavedTensorLog
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def dtype(request):
 
 def moved(store, function, *leaves, held=(), ahead=1 << 20, **options):
     """What the function gives with everything moved."""
-    tape = Tape(store, held, worth=1, ahead=ahead, **options)
-    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
-        return function(*leaves), tape
+    log = SavedTensorLog(store, held, min_bytes=1, ahead=ahead, **options)
+    with torch.autograd.graph.saved_tensors_hooks(log.pack, log.unpack):
+        return function(*leaves), log
 
 
 def gradients(function, *leaves) -> list[Tensor]:
@@ -77,24 +77,24 @@ def test_a_storage_is_moved_once_however_many_views_of_it_are_saved(store):
         y = x.exp()  # saves y
         return y.sin() + y.t().cos() + y.view(-1)[10:].sum()
 
-    outputs, tape = moved(store, function, x, held=[x])
-    assert len([r for r in tape.records if r() is not None]) == 1
+    outputs, log = moved(store, function, x, held=[x])
+    assert len([r for r in log.spans if r() is not None]) == 1
     assert same(torch.autograd.grad(outputs.sum(), x), gradients(function, x))
 
 
 def test_parameters_and_their_transposes_stay(store):
     weight = nn.Parameter(torch.randn(32, 32))
     x = leaf(8, 32)
-    outputs, tape = moved(store, lambda x: functional.linear(x, weight) @ weight.t(), x, held=[weight, x])
-    pointers = {r().parcel.nbytes for r in tape.records}
+    outputs, log = moved(store, lambda x: functional.linear(x, weight) @ weight.t(), x, held=[weight, x])
+    pointers = {r().stored.nbytes for r in log.spans}
     assert pointers == {8 * 32 * 4}  # what is between the two products
     outputs.sum().backward()
 
 
 def test_a_leaf_that_the_module_does_not_call_its_own_stays(store):
     weight = leaf(32, 32)
-    _, tape = moved(store, lambda x: x @ weight.t(), leaf(8, 32))
-    assert tape.records == []
+    _, log = moved(store, lambda x: x @ weight.t(), leaf(8, 32))
+    assert log.spans == []
 
 
 def test_parts_of_a_storage_that_count_changes_by_themselves(store):
@@ -132,8 +132,8 @@ def test_double_backward_is_right(store, dtype):
 @pytest.mark.parametrize("small", [True, False])
 def test_a_saved_tensor_changed_in_place_is_noticed(store, moving, small):
     x = leaf(32, 32)
-    tape = Tape(store, [], worth=1 << 20 if small else 1, moving=moving)
-    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
+    log = SavedTensorLog(store, [], min_bytes=1 << 20 if small else 1, moving=moving)
+    with torch.autograd.graph.saved_tensors_hooks(log.pack, log.unpack):
         y = x.exp()
         outputs = y.sin()
     y.add_(1)
@@ -143,8 +143,8 @@ def test_a_saved_tensor_changed_in_place_is_noticed(store, moving, small):
 
 def test_a_small_view_does_not_keep_a_large_storage(store):
     x = leaf(1 << 20)
-    tape = Tape(store, [x], worth=256 * 1024)
-    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
+    log = SavedTensorLog(store, [x], min_bytes=256 * 1024)
+    with torch.autograd.graph.saved_tensors_hooks(log.pack, log.unpack):
         large = x * 1
         alive = torch.multiprocessing.reductions.StorageWeakRef(large.untyped_storage())
         outputs = large[5:100].sin()
@@ -156,20 +156,20 @@ def test_a_small_view_does_not_keep_a_large_storage(store):
 
 def test_memory_is_freed_while_the_graph_waits(store):
     x = leaf(1 << 18)
-    tape = Tape(store, [x], worth=1)
-    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
+    log = SavedTensorLog(store, [x], min_bytes=1)
+    with torch.autograd.graph.saved_tensors_hooks(log.pack, log.unpack):
         y = x.exp()
         alive = torch.multiprocessing.reductions.StorageWeakRef(y.untyped_storage())
         outputs = y.sin()
         del y
-    record = tape.records[0]()
+    span = log.spans[0]()
     for _ in range(500):
         if alive.expired():
             break
         time.sleep(0.01)
     assert alive.expired()
-    assert record.parcel.state == "away"
-    del record
+    assert span.stored.state == "stored"
+    del span
     outputs.sum().backward()
 
 
@@ -183,8 +183,8 @@ def test_a_new_tensor_at_an_old_address_is_not_taken_for_the_old_one(store):
             total = total + (x * number).sin().sum()
         return total
 
-    outputs, tape = moved(store, function, x, held=[x])
-    assert len(tape.records) == 20
+    outputs, log = moved(store, function, x, held=[x])
+    assert len(log.spans) == 20
     assert same(torch.autograd.grad(outputs, x), gradients(function, x))
 
 
@@ -202,11 +202,11 @@ def test_graphs_in_flight_and_graphs_that_are_dropped(store):
 def test_sparse_tensors_stay(store):
     x = leaf(16, 16)
     matrix = torch.eye(16).to_sparse()
-    outputs, tape = moved(store, lambda x: torch.sparse.mm(matrix, x.exp()), x)
+    outputs, log = moved(store, lambda x: torch.sparse.mm(matrix, x.exp()), x)
     assert same(
         torch.autograd.grad(outputs.sum(), x), gradients(lambda x: torch.sparse.mm(matrix, x.exp()), x)
     )
-    assert len(tape.records) == 1
+    assert len(log.spans) == 1
 
 
 def test_an_exception_in_forward_gives_everything_back(store, emptied):

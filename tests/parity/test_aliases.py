@@ -26,7 +26,7 @@ from manyhands.transports.torch_ import TorchTransport
 from parity import test_allreduce, test_asynchronous, test_pipeline
 from parity.alike import CLASSES, FEATURES, batches, close
 from parity.test_allreduce import MOMENTUM
-from transports.gangs import processes
+from transports.groups import processes
 
 SIZES = (9, 10, 7)
 WIDE, LABELS = test_pipeline.FEATURES, test_pipeline.CLASSES

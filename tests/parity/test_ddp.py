@@ -17,7 +17,7 @@ from manyhands.transports.base import Transport
 from manyhands.transports.solo import SoloTransport
 from manyhands.transports.torch_ import TorchTransport
 from parity.alike import Sometimes, batches, make, normed, plain, share
-from transports.gangs import processes
+from transports.groups import processes
 
 RECIPE = constant(lr=0.1, momentum=0.9, weight_decay=0.01, clip=0.5)
 SIZES = (9, 10, 2, 7)  # two samples for three workers: the ragged end of an epoch

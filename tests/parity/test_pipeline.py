@@ -35,7 +35,7 @@ from manyhands.transports.threads import ThreadGroup
 from manyhands.transports.torch_ import TorchTransport
 from parity import alike
 from parity.alike import CLASSES, State, close, equal, held, make, parts_of
-from transports.gangs import between_hosts, processes
+from transports.groups import between_hosts, processes
 
 FEATURES = 16
 batches = partial(alike.batches, features=FEATURES)

@@ -37,7 +37,7 @@ from parity.alike import (
     share,
 )
 from parity.test_allreduce import MODELS, MOMENTUM, RECIPES, alone, drive, setup
-from transports.gangs import processes
+from transports.groups import processes
 
 Model = Callable[[], nn.Module]
 SIZES = (9, 10, 2, 7)  # uneven, and once fewer samples than workers

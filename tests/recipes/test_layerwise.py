@@ -10,7 +10,7 @@ from torch import nn
 
 from manyhands.recipes.layerwise import Lamb, Lars, local_norms
 from manyhands.recipes.members import lamb, lars
-from manyhands.recipes.optimizers import build, set_rate
+from manyhands.recipes.optimizers import build, set_lr
 
 SHAPES = {"weight": (4, 3), "second": (5,), "bias": (3,)}
 RATES = [0.1, 0.2, 0.4, 0.4, 0.04, 0.0]
@@ -61,7 +61,7 @@ def train(recipe, weights, gradients, **options):
     parameters = {name: nn.Parameter(torch.tensor(weight)) for name, weight in weights.items()}
     optimizer = build(recipe, parameters.items(), {"bias"}, **options)
     for lr, gradient in zip(RATES, gradients, strict=True):
-        set_rate(optimizer, lr)
+        set_lr(optimizer, lr)
         for name, parameter in parameters.items():
             parameter.grad = torch.tensor(gradient[name])
         optimizer.step()
@@ -127,14 +127,14 @@ def test_slices_with_shared_norms_follow_the_whole(recipe):
             squares[owner] = local_norms(tensors).square()
             barrier.wait()
             total = squares[0] + squares[1]
-            barrier.wait()  # nobody writes before both have read
+            barrier.wait()  # neither writes before both have read
             return total.sqrt()
 
         parts = {name: slice(cut, None) if owner else slice(0, cut) for name, cut in cuts.items()}
         mine = {name: flat[name][part] for name, part in parts.items()}
         optimizer = build(recipe, mine.items(), {"bias"}, norms=norms)
         for lr, gradient in zip(RATES, gradients, strict=True):
-            set_rate(optimizer, lr)
+            set_lr(optimizer, lr)
             for name, tensor in mine.items():
                 tensor.grad = torch.tensor(gradient[name]).flatten()[parts[name]]
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Every row of RECIPES passes the conformance suite, and says what it is told to say."""
+"""Every recipe passes the conformance suite, and its options and description are right."""
 
 import subprocess
 import sys
@@ -67,23 +67,24 @@ def test_default_rate_follows_the_optimizer(recipe, lr):
         (
             large_batch(),
             512,
-            "sgd · lr 0.1 -> 0.2 · warm-up 5 epochs · step decay"
+            "sgd · lr 0.1 per 256 samples = 0.2 · warm-up 5 epochs · step decay"
             " · nesterov momentum 0.9 · weight decay 0.0001",
         ),
         (
             large_batch(weight_decay=0.0, nesterov=False),
             128,
-            "sgd · lr 0.1 -> 0.05 · step decay · momentum 0.9",
+            "sgd · lr 0.1 per 256 samples = 0.05 · step decay · momentum 0.9",
         ),
         (
             large_batch(warmup=1, decay="cosine", momentum=0.0, nesterov=False, weight_decay=0, clip=1.0),
             1024,
-            "sgd · lr 0.1 -> 0.4 · warm-up 1 epoch · cosine decay · clip 1",
+            "sgd · lr 0.1 per 256 samples = 0.4 · warm-up 1 epoch · cosine decay · clip 1",
         ),
         (
             large_batch(optimizer="adamw", scaling="sqrt", warmup=0.5, decay="none"),
             1024,
-            "adamw · lr 0.001 -> 0.002 · warm-up 0.5 epochs · weight decay 0.0001",
+            "adamw · lr 0.001 per 256 samples (square root) = 0.002 · warm-up 0.5 epochs"
+            " · weight decay 0.0001",
         ),
         (
             large_batch(scaling="none", decay="none"),
@@ -93,7 +94,7 @@ def test_default_rate_follows_the_optimizer(recipe, lr):
         (
             lars(),
             512,
-            "lars · lr 0.3 -> 0.6 · warm-up 5 epochs from 0 · cosine decay"
+            "lars · lr 0.3 per 256 samples = 0.6 · warm-up 5 epochs from 0 · cosine decay"
             " · momentum 0.9 · weight decay 0.0001",
         ),
         (lamb(), 256, "lamb · lr 0.0035 · warm-up 5 epochs from 0 · cosine decay · weight decay 0.01"),
@@ -103,9 +104,9 @@ def test_describe(recipe, batch, line):
     assert recipe.describe(batch, 60_000) == line
 
 
-def test_describe_names_the_warm_up_that_the_run_has_room_for():
+def test_describe_shortens_the_warm_up_to_the_run():
     recipe = large_batch(momentum=0, nesterov=False, weight_decay=0)
-    line = "sgd · lr 0.1 -> 0.2 · warm-up 3 epochs · step decay"
+    line = "sgd · lr 0.1 per 256 samples = 0.2 · warm-up 3 epochs · step decay"
     assert recipe.describe(512, 60_000, horizon=180_000) == line
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from manyhands.core.errors import UsageError
 from manyhands.recipes.members import constant, lamb, large_batch, lars
-from manyhands.recipes.optimizers import build, set_rate, undecayed
+from manyhands.recipes.optimizers import build, set_lr, undecayed
 
 EVERY = [
     large_batch(),
@@ -132,10 +132,10 @@ def test_nothing_to_train():
 
 
 @by_optimizer
-def test_set_rate_reaches_every_group(recipe):
+def test_set_lr_reaches_every_group(recipe):
     model = network()
     optimizer = build(recipe, model.named_parameters(), undecayed(model))
-    set_rate(optimizer, 0.0)
+    set_lr(optimizer, 0.0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -233,7 +233,7 @@ def test_momentum_correction(nesterov):
     ours = nn.Parameter(start.clone())
     optimizer = build(recipe, [("weight", ours)], set())
     for lr, gradient in zip(rates, gradients, strict=True):
-        set_rate(optimizer, lr)
+        set_lr(optimizer, lr)
         ours.grad = gradient
         optimizer.step()
 

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from manyhands.core.errors import UsageError
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, large_batch, lars
-from manyhands.recipes.optimizers import SparseSgd, build, set_rate, undecayed
+from manyhands.recipes.optimizers import SparseSgd, build, set_lr, undecayed
 
 SPARSE = {"embedding.weight"}
 
@@ -53,8 +53,8 @@ def test_steps_equal_those_of_torch_on_whole_gradients(width: int, decay: float)
     )
     for step, rows in enumerate([[1, 1, 4], [4, 0, 11], [1], [2, 2, 2, 2]]):
         rate = 0.5 / (1 + step)
-        set_rate(optimizer, rate)
-        set_rate(reference, rate)
+        set_lr(optimizer, rate)
+        set_lr(reference, rate)
         for model, chosen in ((ours, optimizer), (theirs, reference)):
             model(torch.tensor(rows)).square().sum().backward()
             chosen.step()

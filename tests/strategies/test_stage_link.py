@@ -30,7 +30,7 @@ from manyhands.transports.shm.transport import ShmTransport
 from manyhands.transports.solo import SoloTransport
 from manyhands.transports.threads import ThreadGroup
 from manyhands.transports.torch_ import TorchTransport
-from transports.gangs import MpiGang, processes
+from transports.groups import MpiGroup, processes
 
 NO_MPI = find_spec("mpi4py") is None or shutil.which("mpirun", path=str(Path(sys.executable).parent)) is None
 SEVERAL = [
@@ -72,7 +72,7 @@ class TestSlots:
         assert receiver.take().tolist() == [1, 1, 1]
 
     def test_a_full_link_makes_the_sender_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stage_link, "PATIENCE", 0.01)
+        monkeypatch.setattr(stage_link, "DEFAULT_TIMEOUT", 0.01)
         sender, receiver = ends(slots=2)
         sender.put(torch.tensor([0.0]))
         sender.put(torch.tensor([1.0]))
@@ -87,7 +87,7 @@ class TestSlots:
         assert [receiver.take().item() for _ in range(2)] == [1.0, 2.0]
 
     def test_an_empty_link_makes_the_receiver_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stage_link, "PATIENCE", 0.01)
+        monkeypatch.setattr(stage_link, "DEFAULT_TIMEOUT", 0.01)
         sender, receiver = ends()
         with pytest.raises(DeadlineError, match=r"^waited 0.01 s for the activation of the neighboring "):
             receiver.take()
@@ -270,7 +270,7 @@ def test_messages_of_torch() -> None:
 
 @pytest.mark.skipif(NO_MPI, reason="mpi4py or mpirun is not installed")
 def test_messages_of_mpi() -> None:
-    gang = MpiGang(2)
+    gang = MpiGroup(2)
     try:
         check(gang.run(partial(MpiTransport, timeout=30.0), ("here",) * 2, partial(all_of, kind=MessageLink)))
     finally:

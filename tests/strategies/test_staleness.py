@@ -27,7 +27,7 @@ def built(recipe: Recipe) -> tuple[Tensor, Optimizer]:
 def step(weight: Tensor, optimizer: Optimizer, gradient: Tensor, lr: float, divisor: int = 1) -> Tensor:
     """How far the weight went."""
     before, weight.grad = weight.clone(), gradient.to(weight.dtype)
-    optimizers.set_rate(optimizer, lr / divisor)
+    optimizers.set_lr(optimizer, lr / divisor)
     with velocity_kept(optimizer, divisor):
         optimizer.step()
     return weight - before

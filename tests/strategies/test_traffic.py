@@ -27,7 +27,7 @@ from manyhands.transports.shm.transport import ShmTransport
 from manyhands.transports.solo import SoloTransport
 from manyhands.transports.threads import ThreadGroup
 from manyhands.transports.torch_ import TorchTransport
-from transports.gangs import processes
+from transports.groups import processes
 
 
 def moved(counting: CountingTransport) -> int:

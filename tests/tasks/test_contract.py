@@ -88,25 +88,25 @@ def fine() -> mh.Task:
 """
 
 SENTENCES = {
-    "column": "accuracy compares a class number per sample, and the targets have shape (n, 1), not (n,): use "
+    "column": "accuracy needs one class index per sample, but the targets have shape (n, 1), not (n,): use "
     "targets.squeeze(1)",
-    "regression": "accuracy compares class numbers, and the targets are float32: for classes use "
+    "regression": "accuracy needs class indices, but the targets are float32: for classes use "
     "targets.long(), for regression give the task a Metric of its own, such as the squared error of each "
     "sample",
     "no_training": "the training set of mine is empty: it needs at least one sample",
     "no_test": "the test set of mine is empty: it needs at least one sample",
-    "flat_scores": "the metric likes must give one score per sample, shape (40,) for 40 samples, and gave "
-    "shape (): where a sample has several numbers take their mean, and none over the samples",
-    "wide_scores": "the metric likes must give one score per sample, shape (40,) for 40 samples, and gave "
-    "shape (40, 2): where a sample has several numbers take their mean, and none over the samples",
-    "two_outputs": "accuracy takes the largest output of a sample, and the model returns a tuple: give the "
+    "flat_scores": "the metric likes must return one score per sample, shape (40,) for 40 samples, but "
+    "returned shape (): if a sample has several values, return their mean per sample",
+    "wide_scores": "the metric likes must return one score per sample, shape (40,) for 40 samples, but "
+    "returned shape (40, 2): if a sample has several values, return their mean per sample",
+    "two_outputs": "accuracy needs a tensor of outputs, but the model returns a tuple: give the "
     "task a Metric of its own",
-    "complex_parameter": "the parameter wave of the model of mine is complex64, and complex tensors are not "
-    "trained or saved: keep its torch.view_as_real, and use torch.view_as_complex in forward",
-    "complex_buffer": "the buffer wave of the model of mine is complex64, and complex tensors are not "
-    "trained or saved: keep its torch.view_as_real, and use torch.view_as_complex in forward",
-    "complex_preprocessing": "the buffer wave of the preprocessing of mine is complex64, and complex tensors "
-    "are not trained or saved: keep its torch.view_as_real, and use torch.view_as_complex in forward",
+    "complex_parameter": "the parameter wave of the model of mine is complex64, but complex tensors cannot "
+    "be trained or saved: store its torch.view_as_real, and use torch.view_as_complex in forward",
+    "complex_buffer": "the buffer wave of the model of mine is complex64, but complex tensors cannot be "
+    "trained or saved: store its torch.view_as_real, and use torch.view_as_complex in forward",
+    "complex_preprocessing": "the buffer wave of the preprocessing of mine is complex64, but complex tensors "
+    "cannot be trained or saved: store its torch.view_as_real, and use torch.view_as_complex in forward",
 }
 
 
@@ -168,9 +168,9 @@ def test_scores_of_every_batch_are_looked_at() -> None:
 
     metric = mh.Metric(name="m", scores=lambda outputs, targets: outputs)
     assert scored(metric, torch.zeros(3), torch.zeros(3), 3).shape == (3,)
-    with pytest.raises(UsageError, match=r"^the metric m must give .* gave shape \(3, 1\)"):
+    with pytest.raises(UsageError, match=r"^the metric m must return .* returned shape \(3, 1\)"):
         scored(metric, torch.zeros(3, 1), torch.zeros(3), 3)
-    with pytest.raises(UsageError, match=r"gave a float"):
+    with pytest.raises(UsageError, match=r"returned a float"):
         scored(mh.Metric(name="m", scores=lambda o, t: 0.5), torch.zeros(3), torch.zeros(3), 3)  # type: ignore[arg-type, return-value]
 
 

@@ -70,7 +70,7 @@ def mine(here: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["task", "said", "_hidden", "ready"])
 def test_a_function_needs_no_annotation(name: str, mine: Path) -> None:
-    """`def net(): return mh.Task(...)` was "no task 'net' (known: none)": the first wall for everybody."""
+    """`def net(): return mh.Task(...)` was refused: "no task 'net' (known: none)"."""
     assert find.build(f"mine.py:{name}", {}).name == "mine"
 
 
@@ -81,14 +81,14 @@ def test_a_function_needs_no_annotation(name: str, mine: Path) -> None:
             "nett",
             r"^mine.py has no task 'nett' \(known: task, said, wrong, ready, in_the_builder, in_the_model, ",
         ),
-        ("wrong", r"^mine.py:wrong made a dict, not a manyhands Task$"),
-        ("network", r"^mine.py:network made a Linear, not a manyhands Task$"),
+        ("wrong", r"^mine.py:wrong returned a dict, not a manyhands Task$"),
+        ("network", r"^mine.py:network returned a Linear, not a manyhands Task$"),
         (
             "number",
             r"^mine.py:number is a int, not a task or a function that returns one \(known: task, said, ",
         ),
-        ("points", r"^mine.py:points needs n to be called: give every parameter of a task a default$"),
-        ("Network", r"^mine.py:Network needs in_features and out_features to be called"),
+        ("points", r"^mine.py:points needs n: give every parameter of a task a default$"),
+        ("Network", r"^mine.py:Network needs in_features and out_features: give"),
     ],
 )
 def test_what_is_no_task_says_what_it_is(name: str, says: str, mine: Path) -> None:
@@ -126,7 +126,7 @@ def test_sys_exit_where_a_file_is_imported(here: Path, typed: Callable[..., Answ
 
 
 def test_in_a_script_too(mine: Path) -> None:
-    """Whoever calls `train` goes on."""
+    """The caller of `train` goes on."""
     with pytest.raises(ManyhandsError, match=r"ended the process with sys.exit\(4\)"):
         mh.train("mine.py:in_forward", quiet=True)
 

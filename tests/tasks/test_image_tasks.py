@@ -123,7 +123,9 @@ def test_a_test_class_that_was_not_trained_is_named(folder):
     with pytest.raises(UsageError) as error:
         blood_vgg19(data=str(folder), **SMALL)
     where = f"{folder}/test"
-    assert str(error.value) == f"the classes of {where} are not those of the training images (unknown: dog)"
+    assert (
+        str(error.value) == f"the classes of {where} differ from those of the training images (unknown: dog)"
+    )
 
 
 def test_unreadable_images_are_left_out_of_both_splits_on_request(folder, capsys):
@@ -133,7 +135,7 @@ def test_unreadable_images_are_left_out_of_both_splits_on_request(folder, capsys
         blood_vgg19(data=str(folder), **SMALL)
     task = blood_vgg19(data=str(folder), skip_unreadable=True, **SMALL)
     assert (len(task.train), len(task.test)) == (5, 5)
-    assert capsys.readouterr().err.count("left out 1 image of") == 2
+    assert capsys.readouterr().err.count("skipped 1 image of") == 2
 
 
 @pytest.mark.parametrize(
@@ -144,14 +146,14 @@ def test_unreadable_images_are_left_out_of_both_splits_on_request(folder, capsys
             {"size": 100},
             "VGG-19 needs images whose size is a multiple of 32 and at least 32, not 100",
         ),
-        ("blood-vgg19", {"dropout": 1.0}, "blood-vgg19: option dropout = 1.0 is not from 0 to below 1"),
-        ("blood-vgg19", {"hidden": 0}, "blood-vgg19: option hidden = 0 is not at least 1"),
+        ("blood-vgg19", {"dropout": 1.0}, "blood-vgg19: option dropout = 1.0 must be at least 0 and below 1"),
+        ("blood-vgg19", {"hidden": 0}, "blood-vgg19: option hidden = 0 must be at least 1"),
         (
             "blood-vgg19",
             {"decoders": -1},
-            "blood-vgg19: option decoders = -1 is not at least 0 (0: one a core)",
+            "blood-vgg19: option decoders = -1 must be at least 0 (0: one per core)",
         ),
-        ("imagenet-resnet50", {"size": 8}, "imagenet-resnet50: option size = 8 is not at least 32"),
+        ("imagenet-resnet50", {"size": 8}, "imagenet-resnet50: option size = 8 must be at least 32"),
     ],
 )
 def test_options_out_of_range_are_answered_before_anything_is_read(name, given, sentence):

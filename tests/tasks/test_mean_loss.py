@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as everybody calls it)
+from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from manyhands.core.errors import UsageError
 from manyhands.tasks import mean_loss
@@ -98,11 +98,11 @@ def test_of_large_outputs_some_samples_are_enough(monkeypatch: pytest.MonkeyPatc
         seen.append(len(targets))
         return F.cross_entropy(outputs, targets, reduction="sum")
 
-    monkeypatch.setattr(mean_loss, "ROOM", 5 * 3 * 4)  # five samples of three float32
+    monkeypatch.setattr(mean_loss, "MAX_COPY", 5 * 3 * 4)  # five samples of three float32
     with pytest.raises(UsageError, match=r"for 5 samples"):
         check(summed, *classes(500))
     assert max(seen) == 5
-    monkeypatch.setattr(mean_loss, "ROOM", 1)
+    monkeypatch.setattr(mean_loss, "MAX_COPY", 1)
     with pytest.raises(UsageError, match=r"for 2 samples"):
         check(summed, *classes(500))
 
@@ -110,14 +110,14 @@ def test_of_large_outputs_some_samples_are_enough(monkeypatch: pytest.MonkeyPatc
 def test_a_part_of_which_all_is_ignored_is_seen() -> None:
     outputs, targets = classes()
     targets[:5] = -100
-    with pytest.raises(UsageError, match=r"but nan when put together"):
+    with pytest.raises(UsageError, match=r"but nan when computed"):
         check(F.cross_entropy, outputs, targets)
 
 
 def test_what_is_no_number_says_what_it_is() -> None:
-    with pytest.raises(UsageError, match=r"^the loss must be one number.* is a tensor of shape \(12,\): use"):
+    with pytest.raises(UsageError, match=r"^the loss must be a scalar.* is a tensor of shape \(12,\): use"):
         check(lambda o, t: F.cross_entropy(o, t, reduction="none"), *classes())
-    with pytest.raises(UsageError, match=r"^the loss must be one number.* is a float: use"):
+    with pytest.raises(UsageError, match=r"^the loss must be a scalar.* is a float: use"):
         check(lambda o, t: F.cross_entropy(o, t).item(), *classes())  # type: ignore[arg-type, return-value]
 
 

@@ -336,7 +336,7 @@ def test_noise_lowers_the_target() -> None:
         ({"test": "b"}, "sparse-logistic: option test = 'b' needs file=PATH, the samples to train on"),
         (
             {"file": "few"},
-            "sparse-logistic: few has 2 samples, too few to hold out every 5th: give test=PATH",
+            "sparse-logistic: few has 2 samples, too few to use every 5th for testing: give test=PATH",
         ),
         ({"file": "none"}, "there is no file none"),
         ({"file": "few", "n": 5}, "sparse-logistic: option n = 5 is for generated data, not for a file"),

@@ -1,15 +1,15 @@
-"""Every order in which the memory operations of a few threads can take effect, on processors of three kinds.
+"""A memory-model checker: all orders in which the memory operations of a few threads can take effect.
 
-A program is one way through a thread's code: stores, loads, fences, and the kernel's futex calls. Where the
-code branches on what it loads, the load says which values lead this way; other ways are other programs. What
-may happen out of order within a thread:
+A program is one path through the code of a thread: stores, loads, fences, and futex calls of the kernel. If
+the code branches on a loaded value, the load says which values lead to this path; other paths are other
+programs. What may happen out of order within a thread depends on the memory model:
 
     sc      nothing
     tso     a load before an earlier store (x86: stores wait in a buffer, which the thread itself reads first)
-    weak    any two operations on different places, but no store before the branch that leads to it (ARM)
+    weak    any two operations on different locations, but no store before the branch it depends on (ARM)
 
-A fence keeps all that is before it from all that is behind it. `wait` is the kernel's: it compares and falls
-asleep in one, after all that came before; `wake` wakes all who sleep there, after all that came before.
+Operations before a fence happen before those after it. `wait` is the kernel's: it compares and falls asleep
+atomically, after all earlier operations. `wake` wakes all sleepers, after all earlier operations.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Kind = Literal["store", "load", "fence", "wait", "wake"]
 
 
 class Op(NamedTuple):
-    """One operation; a load's and a wait's `register` is the number of the load among the thread's loads."""
+    """One operation. The `register` of a load or wait is the index of the load in its thread."""
 
     kind: Kind
-    place: str = ""
+    location: str = ""
     value: int = 0
     register: int = -1
-    least: int | None = None  # the values with which the code goes this way ...
-    below: int | None = None  # ... None: with any, and nothing depends on it
+    least: int | None = None  # the values that lead to this path; None: any value,
+    below: int | None = None  # and no branch depends on it
 
     @property
     def branches(self) -> bool:
-        """Whether the way that the code goes depends on it."""
+        """Whether the path depends on it."""
         return self.least is not None or self.below is not None
 
-    def leads_here(self, value: int) -> bool:
-        """Whether the code goes this way."""
+    def leads_to_path(self, value: int) -> bool:
+        """Whether this value leads to this path."""
         return (self.least is None or value >= self.least) and (self.below is None or value < self.below)
 
 
@@ -46,40 +46,40 @@ Program = Sequence[Op]
 
 
 class State(NamedTuple):
-    """Between two operations."""
+    """The state of all threads and of memory between two operations."""
 
-    done: tuple[int, ...]  # a bit for each operation, by thread
-    memory: tuple[tuple[str, int], ...]  # what is not zero
+    done: tuple[int, ...]  # one bit per operation, by thread
+    memory: tuple[tuple[str, int], ...]  # nonzero values
     registers: tuple[tuple[tuple[int, int], ...], ...]
     asleep: frozenset[int]
 
 
 @dataclass
-class Found:
-    """What can come of it."""
+class Outcomes:
+    """All possible outcomes."""
 
-    lost_wakeup: bool = False  # somebody sleeps, and nobody is left to wake it
+    lost_wakeup: bool = False  # a thread sleeps, and no thread is left to wake it
     registers: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)  # at the end, by thread
     states: int = 0
 
 
-def explore(programs: Sequence[Program], model: Model) -> Found:
-    """Go through all orders."""
-    found, seen = Found(), set[State]()
-    left = [State((0,) * len(programs), (), ((),) * len(programs), frozenset())]
-    while left:
-        state = left.pop()
-        if state in seen:
+def explore(programs: Sequence[Program], model: Model) -> Outcomes:
+    """Explore all orders."""
+    found, visited = Outcomes(), set[State]()
+    pending = [State((0,) * len(programs), (), ((),) * len(programs), frozenset())]
+    while pending:
+        state = pending.pop()
+        if state in visited:
             continue
-        seen.add(state)
+        visited.add(state)
         moves = _moves(programs, state, model)
         if moves:
-            left += [after for after in (_after(programs, state, *move) for move in moves) if after]
+            pending += [after for after in (_after(programs, state, *move) for move in moves) if after]
         elif state.asleep:
             found.lost_wakeup = True
         else:
             found.registers.add(tuple(tuple(value for _, value in sorted(each)) for each in state.registers))
-    found.states = len(seen)
+    found.states = len(visited)
     return found
 
 
@@ -89,9 +89,9 @@ def _moves(programs: Sequence[Program], state: State, model: Model) -> list[tupl
         if thread in state.asleep:
             continue
         open_ = [number for number in range(len(program)) if not state.done[thread] >> number & 1]
-        for place, number in enumerate(open_):
-            if all(_passes(program[number], program[earlier], model) for earlier in open_[:place]):
-                if program[number].kind == "fence":  # nobody sees it: it needs no turn of its own
+        for index, number in enumerate(open_):
+            if all(_may_overtake(program[number], program[earlier], model) for earlier in open_[:index]):
+                if program[number].kind == "fence":  # it has no visible effect, so its order does not matter
                     return [(thread, number)]
                 moves.append((thread, number))
             if program[number].kind in ("fence", "wait"):
@@ -99,19 +99,19 @@ def _moves(programs: Sequence[Program], state: State, model: Model) -> list[tupl
     return moves
 
 
-def _passes(later: Op, earlier: Op, model: Model) -> bool:
-    """Whether an operation may take effect before one that precedes it."""
+def _may_overtake(later: Op, earlier: Op, model: Model) -> bool:
+    """Whether an operation may take effect before one that precedes it in its thread."""
     if model == "sc" or later.kind in ("fence", "wait", "wake") or earlier.kind in ("fence", "wait"):
         return False
     if later.kind == "load" and earlier.kind == "store":
-        return True  # where the place is the same, the thread sees its own store
-    if model == "tso" or later.place == earlier.place:
+        return True  # from the same location, the thread reads its own store
+    if model == "tso" or later.location == earlier.location:
         return False
     return not (later.kind == "store" and earlier.branches)
 
 
 def _after(programs: Sequence[Program], state: State, thread: int, number: int) -> State | None:
-    """What is then; None where the code would have gone another way."""
+    """The next state, or None if the code would have taken another path."""
     op, program = programs[thread][number], programs[thread]
     memory, registers, asleep = dict(state.memory), list(state.registers), state.asleep
     done = list(state.done)
@@ -119,26 +119,26 @@ def _after(programs: Sequence[Program], state: State, thread: int, number: int) 
         own = [
             each.value
             for earlier, each in enumerate(program[:number])
-            if each.kind == "store" and each.place == op.place and not state.done[thread] >> earlier & 1
+            if each.kind == "store" and each.location == op.location and not state.done[thread] >> earlier & 1
         ]
-        value = own[-1] if own else memory.get(op.place, 0)
-        if not op.leads_here(value):
+        value = own[-1] if own else memory.get(op.location, 0)
+        if not op.leads_to_path(value):
             return None
         registers[thread] = (*registers[thread], (op.register, value))
     elif op.kind == "store":
-        memory[op.place] = op.value
+        memory[op.location] = op.value
     elif op.kind == "wait":
-        if memory.get(op.place, 0) == dict(registers[thread])[op.register]:
+        if memory.get(op.location, 0) == dict(registers[thread])[op.register]:
             return state._replace(asleep=asleep | {thread})
     elif op.kind == "wake":
         for other in asleep:
             waits = _sleeps_in(programs[other], state.done[other])
-            if programs[other][waits].place == op.place:
+            if programs[other][waits].location == op.location:
                 done[other] |= 1 << waits
                 asleep -= {other}
     done[thread] |= 1 << number
-    held = tuple(sorted((place, value) for place, value in memory.items() if value))
-    return State(tuple(done), held, tuple(registers), asleep)
+    nonzero = tuple(sorted((location, value) for location, value in memory.items() if value))
+    return State(tuple(done), nonzero, tuple(registers), asleep)
 
 
 def _sleeps_in(program: Program, done: int) -> int:
@@ -146,48 +146,50 @@ def _sleeps_in(program: Program, done: int) -> int:
 
 
 class Read(int):
-    """A number that knows which load it came from."""
+    """A loaded value with the index of its load."""
 
     register: int
 
 
-class Tape:
-    """Records the operations of real code that runs against it, one way through it at a time."""
+class Recorder:
+    """Records the operations of real code, one path at a time."""
 
     def __init__(self) -> None:
         self.program: list[Op] = []
         self._loads = 0
 
-    def store(self, place: str, value: int) -> None:
-        """What others can see."""
-        self.program.append(Op("store", place, value))
+    def store(self, location: str, value: int) -> None:
+        """Record a store."""
+        self.program.append(Op("store", location, value))
 
     def load(
-        self, place: str, answer: int = 0, *, least: int | None = None, below: int | None = None
+        self, location: str, answer: int = 0, *, least: int | None = None, below: int | None = None
     ) -> Read:
-        """The code is answered what leads it this way."""
-        self.program.append(Op("load", place, register=self._loads, least=least, below=below))
+        """Record a load and return the value that leads to this path."""
+        self.program.append(Op("load", location, register=self._loads, least=least, below=below))
         read = Read(answer)
         read.register = self._loads
         self._loads += 1
         return read
 
     def fence(self) -> None:
-        """As `waiting.fence`."""
+        """Record a call of `waiting.fence`."""
         self.program.append(Op("fence"))
 
-    def futex(self, place: str, operation: int, value: Any, *_: Any) -> int:
-        """As the system call: 0 is to wait, 1 to wake."""
-        self.program.append(Op("wake", place) if operation else Op("wait", place, register=value.register))
+    def futex(self, location: str, operation: int, value: Any, *_: Any) -> int:
+        """Record the system call: operation 0 waits, 1 wakes."""
+        self.program.append(
+            Op("wake", location) if operation else Op("wait", location, register=value.register)
+        )
         return 0
 
 
 def without_fences(program: Program) -> list[Op]:
-    """The same, had nobody thought of it."""
+    """The program without its fences."""
     return [op for op in program if op.kind != "fence"]
 
 
 def without_fence(program: Program, number: int) -> list[Op]:
-    """The same without one of them."""
-    fences = [place for place, op in enumerate(program) if op.kind == "fence"]
-    return [op for place, op in enumerate(program) if place != fences[number]]
+    """The program without one of its fences."""
+    fences = [index for index, op in enumerate(program) if op.kind == "fence"]
+    return [op for index, op in enumerate(program) if index != fences[number]]

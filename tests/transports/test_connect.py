@@ -1,4 +1,4 @@
-"""From a name and a place to a transport, and what is refused on the way."""
+"""Building a transport from its name, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from manyhands.transports.base import Transport
 from manyhands.transports.connect import check, connect
 from manyhands.transports.mpi import MpiTransport
 from manyhands.transports.threads import ThreadGroup, ThreadsTransport
-from transports.gangs import between_hosts, processes
+from transports.groups import between_hosts, processes
 
 
 def refused(sentence: str) -> Any:
     return pytest.raises(UsageError, match=f"^{re.escape(sentence)}$")
 
 
-def test_what_cannot_join_the_workers_is_refused() -> None:
+def test_a_transport_that_cannot_connect_the_workers_is_refused() -> None:
     two = RankInfo(0, ("a", "b"))
-    with refused("transport shm joins workers of one host, but there are 2 hosts (a, b): use torch or mpi"):
+    with refused(
+        "transport shm connects workers on one host, but there are 2 hosts (a, b): use torch or mpi"
+    ):
         connect("shm", two)
     with refused("transport solo is for one worker, but there are 2: use shm, torch or mpi"):
         connect("solo", two)
@@ -39,7 +41,7 @@ def test_what_cannot_join_the_workers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["solo", "threads", "shm", "torch"])
-def test_one_worker_may_have_any(name: str) -> None:
+def test_one_worker_can_use_any_transport(name: str) -> None:
     transport = connect(name, RankInfo())
     try:
         assert (transport.rank, transport.size, transport.peers_on_host) == (0, 1, (0,))
@@ -55,8 +57,8 @@ def kinds(transport: Transport) -> tuple[str, str, str, tuple[int, ...]]:
 
 
 def test_several_hosts_share_memory_in_rows_and_send_messages_in_columns() -> None:
-    seen = processes(partial(between_hosts, name="torch"), "abab", kinds)
-    assert seen == [
+    found = processes(partial(between_hosts, name="torch"), "abab", kinds)
+    assert found == [
         ("HostsTransport 0/4", "ShmTransport 0/2", "TorchTransport 0/2", (0, 2)),
         ("HostsTransport 1/4", "ShmTransport 0/2", "TorchTransport 1/2", (1, 3)),
         ("HostsTransport 2/4", "ShmTransport 1/2", "TorchTransport 0/2", (0, 2)),
@@ -65,9 +67,9 @@ def test_several_hosts_share_memory_in_rows_and_send_messages_in_columns() -> No
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
-def test_hosts_of_one_worker_or_of_different_numbers_send_messages_only(hosts: str) -> None:
-    for rank, seen in enumerate(processes(partial(between_hosts, name="torch"), hosts, kinds)):
-        assert seen == (
+def test_hosts_with_one_worker_or_unequal_numbers_use_messages_only(hosts: str) -> None:
+    for rank, found in enumerate(processes(partial(between_hosts, name="torch"), hosts, kinds)):
+        assert found == (
             f"TorchTransport {rank}/{len(hosts)}",
             "SoloTransport 0/1",
             f"TorchTransport {rank}/{len(hosts)}",
@@ -80,11 +82,11 @@ def test_a_grid_of_ranks() -> None:
     assert rank_grid.columns("aabb") == [(0, 2), (1, 3)]
     assert rank_grid.rows("abab") == [(0, 2), (1, 3)]
     assert rank_grid.columns("aab") == [(0, 1, 2)]
-    assert rank_grid.line_of(2, rank_grid.columns("aabb")) == (0, 2)
+    assert rank_grid.group_of(2, rank_grid.columns("aabb")) == (0, 2)
 
 
-class ThreadLine(NullChannel):
-    """A line between threads."""
+class ThreadChannel(NullChannel):
+    """A control channel between threads."""
 
     def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
         super().__init__()
@@ -96,11 +98,11 @@ class ThreadLine(NullChannel):
         return list(self._values)
 
 
-def test_threads_find_their_group_by_their_lines() -> None:
+def test_threads_find_their_group_by_their_channels() -> None:
     values, barrier, sums = [None, None], threading.Barrier(2), {}
 
     def work(rank: int) -> None:
-        transport = ThreadsTransport(RankInfo(rank, ("here", "here"), ThreadLine(rank, values, barrier)))
+        transport = ThreadsTransport(RankInfo(rank, ("here", "here"), ThreadChannel(rank, values, barrier)))
         sums[rank] = transport.all_reduce(torch.full((1,), rank + 1.0)).item()
         transport.close()
 
@@ -112,12 +114,12 @@ def test_threads_find_their_group_by_their_lines() -> None:
     assert sums == {0: 3.0, 1: 3.0}
 
 
-def test_threads_do_not_join_processes() -> None:
-    with refused("transport threads joins threads of one process, not processes: use shm, torch or mpi"):
+def test_threads_do_not_connect_processes() -> None:
+    with refused("transport threads connects threads of one process, not processes: use shm, torch or mpi"):
         pickle.dumps(ThreadGroup(2))
 
 
-def test_the_failure_that_began_it_is_raised() -> None:
+def test_the_first_cause_is_raised() -> None:
     """Rank 0 fails because rank 1 is gone; rank 1 says why."""
 
     def work(transport: Transport) -> None:
@@ -138,5 +140,5 @@ def test_the_failure_that_began_it_is_raised() -> None:
 
 def test_mpi_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with refused("transport mpi needs mpi4py and an MPI: pip install 'manyhands[mpi]'"):
+    with refused("transport mpi needs mpi4py and an MPI library: pip install 'manyhands[mpi]'"):
         MpiTransport(RankInfo())

@@ -1,4 +1,4 @@
-"""Messages between two ranks go through main memory, whatever the tensors are on: shown with fake tensors."""
+"""Messages between two ranks go through main memory, also from CUDA: shown with fake tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Work:
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchTransport, list[tuple[str, str]]]]:
-    """Rank 0 of two with tensors on CUDA, and what torch.distributed was asked to carry from which device."""
+    """Rank 0 of 2 with tensors on CUDA, and the calls of torch.distributed with the device of each tensor."""
     made = object.__new__(TorchTransport)
     made._backend, made.rank, made.size, made._members = "cpu:gloo,cuda:nccl", 0, 2, (0, 1)
     made.process_group, made._timeout = None, 1.0  # type: ignore[assignment]
@@ -41,14 +41,16 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchTransport, l
 
     for name, answer in (("isend", Work()), ("recv", 1), ("all_reduce", None)):
         monkeypatch.setattr(dist, name, carry(name, answer))
-    monkeypatch.setattr(torch_.wire, "back", lambda made, tensor: tensor)  # a fake has no address
+    monkeypatch.setattr(
+        torch_.tensor_bytes, "copy_back", lambda made, tensor: tensor
+    )  # a fake has no address
     with FakeTensorMode():
         yield made, carried
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # to know whether a copy was made
 def test_ranks_that_send_to_each_other_do_not_wait_in_nccl(on_cuda: tuple[TorchTransport, list[Any]]) -> None:
-    """In a pipeline both neighbors sent and then received: NCCL does that in order, so both would wait."""
+    """Neighbors in a pipeline both sent and then received. NCCL executes that in order: a deadlock."""
     transport, carried = on_cuda
     transport.send(torch.ones(300_000, device=GPU), 1, ahead=4)
     transport.recv(torch.ones(300_000, device=GPU), 1)
@@ -60,9 +62,9 @@ def test_ranks_that_send_to_each_other_do_not_wait_in_nccl(on_cuda: tuple[TorchT
 def test_gpus_of_several_hosts_are_one_group(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, made: str
 ) -> None:
-    """They were joined host by host, where DDP found no group and took each worker for the only one."""
-    monkeypatch.setattr(connecting.axes, "member", lambda *_: lambda info, **named: "torch")
-    monkeypatch.setattr(hosts, "Hosts", lambda info, **named: "hosts")
+    """They were connected per host, so DDP found no group and each worker trained alone."""
+    monkeypatch.setattr(connecting.registry, "member", lambda *_: lambda info, **named: "torch")
+    monkeypatch.setattr(hosts, "HostsTransport", lambda info, **named: "hosts")
     assert connecting.connect("torch", RankInfo(0, ("a", "a", "b", "b")), device=device) == made
 
 

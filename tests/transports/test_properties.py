@@ -1,4 +1,4 @@
-"""Random lists of tensors through all collectives, against what they should give."""
+"""Random tensors through all collectives, compared with the expected results."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from manyhands.transports import tensor_bytes
 from manyhands.transports.base import Transport
 from manyhands.transports.shm.transport import ShmTransport
 from manyhands.transports.threads import ThreadGroup
-from transports.gangs import processes
+from transports.groups import processes
 
 Case = tuple[torch.dtype, tuple[int, ...], int]
 
 SHAPES = st.one_of(
     st.lists(st.integers(0, 6), max_size=4).map(tuple),
-    st.tuples(st.integers(16_000, 17_000)),  # around the size that is summed in slices
-    st.tuples(st.integers(260_000, 530_000)),  # and that of a slot
+    st.tuples(st.integers(16_000, 17_000)),  # around the size above which each worker sums a slice
+    st.tuples(st.integers(260_000, 530_000)),  # and around the size of a slot
 )
 CASES = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES, st.integers(0, 2**31)), min_size=1, max_size=6)
 
 
-def made(case: Case, rank: int) -> Tensor:
+def tensor_of(case: Case, rank: int) -> Tensor:
     dtype, shape, seed = case
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed + rank))
-    return (4 * numbers).abs().to(dtype) if dtype == torch.uint8 else (4 * numbers).to(dtype)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed + rank))
+    return (4 * values).abs().to(dtype) if dtype == torch.uint8 else (4 * values).to(dtype)
 
 
 def all_collectives(transport: Transport, cases: Sequence[Case]) -> None:
     size, rank = transport.size, transport.rank
     for number, case in enumerate(cases):
-        everyone = [made(case, peer) for peer in range(size)]
+        everyone = [tensor_of(case, peer) for peer in range(size)]
         expected = tensor_bytes.add_in_order(everyone, torch.empty_like(everyone[0]))
         assert torch.equal(transport.all_reduce(everyone[rank].clone()), expected), case
         root = number % size
@@ -58,11 +58,11 @@ def shm(size: int, function: Callable[[Transport], Any]) -> list[Any]:
     return processes(partial(ShmTransport, timeout=30.0), ["here"] * size, function)
 
 
-@pytest.mark.parametrize(("gang", "examples"), [(threads, 30), (shm, 12)])
-def test_collectives_of_anything(gang: Callable[..., list[Any]], examples: int) -> None:
+@pytest.mark.parametrize(("run_group", "examples"), [(threads, 30), (shm, 12)])
+def test_collectives_of_anything(run_group: Callable[..., list[Any]], examples: int) -> None:
     @settings(max_examples=examples)
     @given(size=st.integers(1, 4), cases=CASES)
     def holds(size: int, cases: list[Case]) -> None:
-        assert gang(size, partial(all_collectives, cases=cases)) == [None] * size
+        assert run_group(size, partial(all_collectives, cases=cases)) == [None] * size
 
     holds()

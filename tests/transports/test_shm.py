@@ -1,4 +1,4 @@
-"""What only shared memory has: names that must not stay, sizes that must be there, rings that fill up."""
+"""What only shared memory has: files that must not stay, memory that must be free, rings that fill up."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from manyhands.core.rank_info import RankInfo
 from manyhands.transports.base import Transport
 from manyhands.transports.shm import leftovers, segment
 from manyhands.transports.shm.transport import ShmTransport
-from transports.gangs import DIED, between_hosts, context, processes
+from transports.groups import DIED, between_hosts, context, processes
 
-gang = partial(processes, partial(ShmTransport, timeout=20.0))
+run_group = partial(processes, partial(ShmTransport, timeout=20.0))
 PAIR = ["here", "here"]
 
 
@@ -46,7 +46,7 @@ def shares_and_ends(transport: Transport, how: str) -> int:
 @pytest.mark.parametrize("how", ["peace", "exit", "kill"])
 def test_nothing_is_left_behind(how: str) -> None:
     before = set(leftovers.home().glob(f"{leftovers.PREFIX}-*"))
-    results = gang(PAIR, partial(shares_and_ends, how=how))
+    results = run_group(PAIR, partial(shares_and_ends, how=how))
     if how == "peace":
         assert not any(names_of(pid) for pid in results)
     else:
@@ -55,22 +55,22 @@ def test_nothing_is_left_behind(how: str) -> None:
 
 
 def stays_between_create_and_unlink(pipe: Connection) -> None:
-    def tell(text: str) -> list[str]:
+    def exchange(text: str) -> list[str]:
         pipe.send(text)
         time.sleep(60)
         return []
 
-    segment.together(tell, True, "control", 4096)
+    segment.create_together(exchange, True, "control", 4096)
 
 
-def test_a_gang_killed_at_the_wrong_moment_is_swept_up() -> None:
-    """Between creating a name and taking it away: the only moment in which one can be left."""
+def test_files_of_a_group_killed_at_the_wrong_moment_are_removed() -> None:
+    """Between creating a name and removing it: only then can a file be left behind."""
     ours, theirs = context.Pipe()
     creator = context.Process(target=stays_between_create_and_unlink, args=(theirs,))
     creator.start()
     name = Path(ours.recv()).name
     assert re.fullmatch(rf"manyhands-{creator.pid}-\d+-[0-9a-f]{{8}}-control", name)
-    assert name not in leftovers.sweep()  # its creator lives
+    assert name not in leftovers.sweep()  # its creator is alive
     assert names_of(creator.pid or 0) == [name]
     creator.kill()
     creator.join()
@@ -78,9 +78,7 @@ def test_a_gang_killed_at_the_wrong_moment_is_swept_up() -> None:
     assert names_of(creator.pid or 0) == []
 
 
-def test_a_number_that_is_anothers_by_now_protects_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_reused_pid_does_not_protect_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(leftovers, "home", lambda: tmp_path)
     mine = leftovers.new_name("control")
     pid, start = mine.split("-")[1:3]
@@ -98,9 +96,9 @@ def asks_for_too_much(transport: Transport) -> tuple[str, list[float]]:
     return str(caught.value), transport.all_reduce(torch.ones(1)).tolist()
 
 
-def test_memory_that_is_not_there_is_refused_with_a_sentence() -> None:
-    """It would be a SIGBUS at some later write; and the transport is as good as before."""
-    for text, total in gang(PAIR, asks_for_too_much):
+def test_too_little_memory_is_an_error_that_says_how_much_is_free() -> None:
+    """Otherwise a later write would be a SIGBUS. The transport works as before."""
+    for text, total in run_group(PAIR, asks_for_too_much):
         assert re.fullmatch(
             r"shared memory: 35,184,372\.1 MB needed, [\d,.]+ MB free in \S+ "
             r"\(in a container: docker run --shm-size=8g\)",
@@ -119,15 +117,15 @@ def builds_where_one_cannot_see(info: RankInfo) -> Any:
         segment._open = cannot_see
     with pytest.raises(ManyhandsError) as caught:
         ShmTransport(info)
-    return SimpleNamespace(said=str(caught.value), close=lambda: None)
+    return SimpleNamespace(error=str(caught.value), close=lambda: None)
 
 
-def said(transport: Any) -> str:
-    return str(transport.said)
+def error_of(transport: Any) -> str:
+    return transport.error
 
 
-def test_one_who_cannot_open_it_lets_all_fail_with_its_reason() -> None:
-    texts = processes(builds_where_one_cannot_see, PAIR, said)
+def test_if_one_cannot_open_the_file_all_fail_with_its_reason() -> None:
+    texts = processes(builds_where_one_cannot_see, PAIR, error_of)
     assert texts == [f"shared memory {leftovers.home()} cannot be opened"] * 2
 
 
@@ -143,7 +141,7 @@ def sends_and_leaves(transport: Transport) -> list[float] | None:
 
 
 def test_a_message_outlives_its_sender() -> None:
-    assert gang(PAIR, sends_and_leaves)[0] == [7.0, 7.0, 7.0]
+    assert run_group(PAIR, sends_and_leaves)[0] == [7.0, 7.0, 7.0]
 
 
 def expects_another_size(transport: Transport) -> str:
@@ -156,10 +154,10 @@ def expects_another_size(transport: Transport) -> str:
 
 
 def test_a_message_of_another_size_is_refused() -> None:
-    assert gang(PAIR, expects_another_size)[0] == "recv 1: 12 bytes came where 8 were expected"
+    assert run_group(PAIR, expects_another_size)[0] == "recv 1: received 12 bytes, expected 8"
 
 
-def meets_often(transport: Transport) -> float:
+def calls_many_barriers(transport: Transport) -> float:
     since = time.monotonic()
     for _ in range(500):
         transport.barrier()
@@ -167,11 +165,11 @@ def meets_often(transport: Transport) -> float:
 
 
 def test_more_workers_than_cores_are_not_pathological() -> None:
-    """Whoever waits gives its core away: 500 meetings of five workers take a moment, not minutes."""
-    assert max(gang(["here"] * 5, meets_often)) < 10
+    """Waiting workers give up their cores: 500 barriers of five workers take a moment, not minutes."""
+    assert max(run_group(["here"] * 5, calls_many_barriers)) < 10
 
 
-def waits_for_a_gang_rank(transport: Transport) -> str:
+def waits_for_a_rank_of_the_group(transport: Transport) -> str:
     if transport.rank == 3:
         return ""
     if transport.rank != 2:
@@ -182,9 +180,9 @@ def waits_for_a_gang_rank(transport: Transport) -> str:
     return str(caught.value)
 
 
-def test_errors_name_the_rank_in_the_gang() -> None:
-    """On host b it is worker 1; everyone else knows it as worker 3."""
-    texts = processes(partial(between_hosts, name="torch"), "aabb", waits_for_a_gang_rank)
+def test_errors_name_the_rank_in_the_whole_group() -> None:
+    """On host b it is worker 1, in the whole group worker 3."""
+    texts = processes(partial(between_hosts, name="torch"), "aabb", waits_for_a_rank_of_the_group)
     assert texts[2] == "worker 3 is gone (noticed in barrier 1)"
 
 

@@ -16,9 +16,9 @@ from manyhands.core.rank_info import RankInfo
 from manyhands.transports import torch_
 from manyhands.transports.base import Transport
 from manyhands.transports.torch_ import TorchTransport
-from transports.gangs import processes
+from transports.groups import processes
 
-gang = partial(processes, partial(TorchTransport, timeout=20.0))
+run_group = partial(processes, partial(TorchTransport, timeout=20.0))
 
 
 def trains_with_ddp(transport: TorchTransport) -> list[float]:
@@ -30,8 +30,8 @@ def trains_with_ddp(transport: TorchTransport) -> list[float]:
     return list(model.weight.grad.flatten().tolist())
 
 
-def test_its_process_group_is_good_for_ddp() -> None:
-    assert gang(["here"] * 2, trains_with_ddp) == [[1.5, 1.5]] * 2
+def test_ddp_can_use_its_process_group() -> None:
+    assert run_group(["here"] * 2, trains_with_ddp) == [[1.5, 1.5]] * 2
 
 
 def left_behind(transport: Transport) -> tuple[str | None, str]:
@@ -40,13 +40,13 @@ def left_behind(transport: Transport) -> tuple[str | None, str]:
     return os.environ.get("GLOO_SOCKET_IFNAME"), str(caught.value)
 
 
-def test_the_environment_is_as_before_and_a_second_one_is_refused() -> None:
+def test_the_environment_is_restored_and_a_second_transport_is_refused() -> None:
     text = "transport torch: torch.distributed is already in use in this process"
-    assert gang(["here"] * 2, left_behind) == [(None, text)] * 2
+    assert run_group(["here"] * 2, left_behind) == [(None, text)] * 2
 
 
-class OneWhoNeverConnects:
-    """Rank 0's line to a peer who hears the address and does nothing with it."""
+class SilentPeerChannel:
+    """Rank 0's channel to a peer that receives the address and never connects."""
 
     stop = None
 
@@ -54,13 +54,13 @@ class OneWhoNeverConnects:
         return [value, None]
 
 
-def test_connecting_has_a_deadline() -> None:
-    info = RankInfo(0, ("here", "here"), OneWhoNeverConnects())  # type: ignore[arg-type]
+def test_connecting_has_a_timeout() -> None:
+    info = RankInfo(0, ("here", "here"), SilentPeerChannel())  # type: ignore[arg-type]
     with pytest.raises(DeadlineError, match=r"^waited 0\.5 s in connect 1 for the other workers$"):
         TorchTransport(info, timeout=0.5)
 
 
-def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_host_needs_no_name_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert torch_._address(RankInfo(0, ("a", "a"))) == "127.0.0.1"
     assert torch_._interface("127.0.0.1") == "lo"
@@ -69,7 +69,7 @@ def test_one_host_needs_no_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
-def test_other_hosts_are_told_an_address_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_get_an_address_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     info = RankInfo(0, ("a", "no-such-host.invalid"))
     monkeypatch.setattr(torch_, "_source", lambda address: {"no-such-host.invalid": "10.0.0.7"}[address])

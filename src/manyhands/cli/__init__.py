@@ -103,10 +103,10 @@ def _fail(message: str, code: int, *, common: bool = False) -> int:
 def _unexpected(error: Exception) -> str:
     """What nobody foresaw, in a task's code or in ours: where it happened, and where the rest is told."""
     notes = list(getattr(error, "__notes__", []))
-    if not any(note.startswith(tracebacks.TOLD) for note in notes):  # it has no folder
+    if not any(note.startswith(tracebacks.LOG_NOTE) for note in notes):  # it has no folder
         with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
             file.write("".join(traceback.format_exception(error)))
-        notes.insert(0, f"{tracebacks.TOLD}{file.name}")
+        notes.insert(0, f"{tracebacks.LOG_NOTE}{file.name}")
     if place := tracebacks.users_line(error.__traceback__):
         return "\n".join([cut(tracebacks.headline(place, error)), *notes])
     last = traceback.extract_tb(error.__traceback__)[-1]

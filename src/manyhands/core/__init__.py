@@ -1,4 +1,4 @@
 """What every room may use: errors, formatting, statistics, files, signals, registry, environment.
 
-Nothing here imports torch or another room. A line belongs here only if at least two towers need it.
+Nothing here imports torch or another room. Code belongs here only if both towers need it.
 """

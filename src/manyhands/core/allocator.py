@@ -1,7 +1,7 @@
-"""Keep freed memory in the process while it trains: handing it back costs a page fault for every page.
+"""Keep freed memory in the process while it trains: returning it costs a page fault per page.
 
-glibc gives each large block back to the system when it is freed, and gets it again, zeroed page by page, a
-step later. For the activations of a convolutional network at batch 512 that takes as long as the arithmetic
+glibc returns each large block to the system when it is freed. One step later it gets the block again, zeroed
+page by page. For the activations of a convolutional network at batch 512 that takes as long as the arithmetic
 (docs/lab.md has the figures).
 """
 
@@ -16,16 +16,16 @@ from contextlib import contextmanager
 # options of glibc's malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEEP = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1}
-# Setting any ends glibc's own adjustment for good, so afterwards they are left where it would have led.
+# Setting any of these ends glibc's own adjustment, so afterwards they get the values it would have found.
 _AFTER = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
-# Blocks that fill a huge page are mapped by themselves, so that each is the system's again the moment it is
-# freed; of smaller ones some are kept.
+# Blocks of at least a huge page are mapped one by one, so that each is returned as soon as it is freed. Of
+# smaller blocks some are kept.
 _RETURN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**21, _TRIM_THRESHOLD: 2**25}
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """While entered, freed memory is kept for the next step; then it goes back. Without glibc: nothing."""
+    """While entered, freed memory is kept for the next step. On exit it is returned. Needs glibc."""
     libc = _glibc()
     if libc is None:
         yield
@@ -40,7 +40,7 @@ def kept_memory() -> Iterator[None]:
 
 @contextmanager
 def returned_memory() -> Iterator[None]:
-    """While entered, freed memory goes back at once, also where it would be kept: for whoever has little."""
+    """While entered, freed memory is returned at once, also inside `kept_memory`. Needs glibc."""
     libc = _glibc()
     if libc is None:
         yield
@@ -54,10 +54,10 @@ def returned_memory() -> Iterator[None]:
 
 
 def huge_pages() -> None:
-    """Large tensors of processes that load torch from now on lie on huge pages, where the kernel has them.
+    """Let processes that load torch from now on use huge pages for large tensors, if the kernel has them.
 
-    Whoever hands memory back every step pays for each page when it comes again: five hundred times fewer of
-    them took a quarter off a step of VGG-19 that does so. A choice of torch's, made when it is loaded.
+    A process that returns memory at every step pays for each page when it gets it again. With 500 times fewer
+    pages such a step of VGG-19 took a quarter less time. torch reads this setting when it is loaded.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

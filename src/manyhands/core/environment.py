@@ -1,4 +1,4 @@
-"""What a run ran on, for anyone who repeats it."""
+"""The environment of a run: versions, machine and command."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Environment(BaseModel):
     threads: int
     device: str
     memory: int  # bytes
-    commit: str | None  # of the folder the run was started in; "+changes" where it was not clean
+    commit: str | None  # of the folder in which the run was started; with "+changes" if it was not clean
     command: list[str]
     started: str
 
 
 def describe(threads: int, device: str) -> Environment:
-    """The environment of this process, now."""
+    """The environment of this process."""
     return Environment(
         manyhands=version("manyhands") or "unknown",
         python=platform.python_version(),
@@ -57,7 +57,7 @@ def describe(threads: int, device: str) -> Environment:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, or None; nothing is imported for it."""
+    """The installed version of a package, or None. The package is not imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -65,13 +65,13 @@ def version(package: str) -> str | None:
 
 
 def cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
+    """The number of cores that this process may use, which can be fewer than the machine has."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(available, _quota() or available))
 
 
 def _quota() -> int | None:
-    """The cores a container's CPU quota allows, rounded up (cgroup v2, then v1)."""
+    """The CPU quota of the container in cores, rounded up (cgroup v2, then v1)."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def _quota() -> int | None:
 
 
 def cpu_name() -> str:
-    """The processor's own name."""
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -96,14 +96,14 @@ def cpu_name() -> str:
 
 
 def memory() -> int:
-    """Bytes of main memory; 0 where the system does not say (Windows)."""
+    """Bytes of main memory, or 0 if the system does not say (Windows)."""
     if not hasattr(os, "sysconf"):
         return 0
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def peak_memory() -> int:
-    """The most bytes this process has held so far; 0 where the system does not say (Windows)."""
+    """The peak memory of this process in bytes, or 0 if the system does not say (Windows)."""
     try:
         import resource
     except ImportError:
@@ -113,7 +113,7 @@ def peak_memory() -> int:
 
 
 def git_commit() -> str | None:
-    """The commit of the current folder, where it is one of git's."""
+    """The git commit of the current folder, or None."""
     if shutil.which("git") is None:
         return None
     head = _git("rev-parse", "HEAD")
@@ -122,6 +122,6 @@ def git_commit() -> str | None:
     return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _git(*words: str) -> str:
-    answer = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=False)
+def _git(*arguments: str) -> str:
+    answer = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else ""

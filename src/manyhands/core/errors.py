@@ -1,4 +1,4 @@
-"""What can go wrong, each as a sentence for a person; the exit code says whose turn it is."""
+"""The errors of manyhands: each message is one sentence for the user, each class has an exit code."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import difflib
 import re
 from collections.abc import Iterable
 
-SHOWN = 80  # characters of a value that are told again
-LONG_WORD = 300  # characters: longer than a path that somebody means
+SHOWN = 80  # characters of a value that are repeated in a message
+LONG_WORD = 300  # characters: longer than any path in use
 
 
 class ManyhandsError(Exception):
-    """A fault while running, told in one sentence: exit code 1."""
+    """A run failed. Exit code 1."""
 
     exit_code = 1
 
 
 class UsageError(ManyhandsError):
-    """Bad input, answered before any work starts (law 10): exit code 2."""
+    """Bad input, reported before any work starts (law 10). Exit code 2."""
 
     exit_code = 2
 
 
 class DataUnavailableError(ManyhandsError):
-    """A data set that no source could deliver."""
+    """No source could deliver a data set."""
 
 
 class DivergedError(ManyhandsError):
@@ -31,7 +31,7 @@ class DivergedError(ManyhandsError):
 
 
 class StorageError(ManyhandsError):
-    """A file that could not be written; what was written before it is intact."""
+    """A file could not be written. What was written before is intact."""
 
 
 class CheckpointError(ManyhandsError):
@@ -39,7 +39,7 @@ class CheckpointError(ManyhandsError):
 
 
 class WorkerFailedError(ManyhandsError):
-    """A worker that raised, died or hung, and what the others were doing: one line or several."""
+    """A worker failed, died or hung. The message also says what the others were doing."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message, rank)
@@ -50,18 +50,18 @@ class WorkerFailedError(ManyhandsError):
 
 
 class PeerLostError(ManyhandsError):
-    """A transport noticed that a peer is gone."""
+    """A transport noticed that a peer has ended."""
 
 
 class DeadlineError(ManyhandsError):
-    """A transport waited for longer than it may."""
+    """A wait of a transport took longer than its timeout."""
 
 
 class InterruptedRunError(ManyhandsError):
     """Stopped by Ctrl-C (exit code 130) or SIGTERM (143), after a checkpoint was written."""
 
     def __init__(self, message: str, signal_number: int) -> None:
-        super().__init__(message, signal_number)  # both: an exception is pickled as its arguments
+        super().__init__(message, signal_number)  # both, because an exception is pickled as its arguments
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
 
@@ -70,10 +70,10 @@ class InterruptedRunError(ManyhandsError):
 
 
 def shown(value: object) -> str:
-    """A value as it was given, text within quotes; a long one is cut: `'aaa...' (5,000 characters)`."""
+    """A value as it was given, text in quotes. Long values are shortened: `'aaa...' (5,000 characters)`."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes down no whole number of more than 4,300 digits
+    except ValueError:  # Python prints no integer of more than 4,300 digits
         return "a number of thousands of digits"
     if len(text) <= SHOWN + 2:
         return text
@@ -83,7 +83,7 @@ def shown(value: object) -> str:
 
 
 def cut(message: str) -> str:
-    """A message in one line, without words so long that they hide the others (a path of 5,000 letters)."""
+    """A message on one line, with very long words shortened (such as a path of 5,000 characters)."""
     message = re.sub(r"[\x00-\x1f\x7f]", lambda letter: repr(letter[0])[1:-1], message)
     return re.sub(
         rf"\S{{{LONG_WORD},}}[^\s,:;.)]",
@@ -93,7 +93,7 @@ def cut(message: str) -> str:
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> UsageError:
-    """The one way to say that a name is not known: the name, a guess at what was meant, the choices."""
+    """The error for an unknown name: the name, a suggestion, and the choices."""
     return UsageError(f"unknown {what} {shown(str(name))} ({choices(name, known)})")
 
 

@@ -1,7 +1,7 @@
-"""One process at a time: locks on files that the system gives up with their holder, on every system.
+"""Locks on files, on every system. The system releases a lock when its holder ends.
 
-Linux and macOS lock the file (flock). Windows locks a byte of it, one that nobody reads or writes, since what
-is locked there cannot even be read. Where there is neither, everybody is let in: nobody could tell.
+Linux and macOS lock the file (flock). Windows locks one byte far behind its end, because locked bytes cannot
+be read there. Systems with neither get no locks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import time
 from typing import Any
 
-BYTE = 2**30  # which one, on Windows
-AGAIN = 0.1  # seconds between two tries where there is no call that waits
+BYTE = 2**30  # the byte that is locked on Windows
+RETRY_EVERY = 0.1  # seconds, on Windows
 
 
 def _module(name: str) -> Any:
@@ -26,7 +26,7 @@ _fcntl, _msvcrt = _module("fcntl"), _module("msvcrt")
 
 
 def take(descriptor: int, *, wait: bool = False) -> bool:
-    """Hold an open file until it is closed; False where another process does and this one is not to wait."""
+    """Lock an open file until it is closed. False if another process holds it and `wait` is false."""
     if _fcntl is not None:
         try:
             _fcntl.flock(descriptor, _fcntl.LOCK_EX | (0 if wait else _fcntl.LOCK_NB))
@@ -36,17 +36,17 @@ def take(descriptor: int, *, wait: bool = False) -> bool:
         while not _take_byte(descriptor):
             if not wait:
                 return False
-            time.sleep(AGAIN)
+            time.sleep(RETRY_EVERY)
     return True
 
 
 def _take_byte(descriptor: int) -> bool:
-    here = os.lseek(descriptor, 0, os.SEEK_CUR)
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
     os.lseek(descriptor, BYTE, os.SEEK_SET)
     try:
         _msvcrt.locking(descriptor, _msvcrt.LK_NBLCK, 1)
     except OSError:
         return False
     finally:
-        os.lseek(descriptor, here, os.SEEK_SET)
+        os.lseek(descriptor, position, os.SEEK_SET)
     return True

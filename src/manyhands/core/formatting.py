@@ -1,4 +1,4 @@
-"""Numbers and texts as a person reads them: one way to write each kind, everywhere."""
+"""How numbers and texts are written for people, the same everywhere."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def count(number: float, unit: str = "") -> str:
 
 
 def plural(number: float, unit: str, units: str | None = None) -> str:
-    """`1 worker`, `2 workers`, `0.5 epochs`, `4,597,260 parameters`; `units` where an s is not enough."""
-    whole = float(number).is_integer() or number >= 1e6  # of such a number, `g` leaves out digits
+    """`1 worker`, `2 workers`, `0.5 epochs`. `units` is the plural if it is not `unit` + s."""
+    whole = float(number).is_integer() or number >= 1e6  # `g` would drop digits of such a number
     text = f"{number:,.0f}" if whole else f"{number:,g}"
     return f"{text} {unit}" if number == 1 else f"{text} {units or unit + 's'}"
 
@@ -28,14 +28,14 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def score(value: float | None, name: str) -> str:
-    """A metric's value: an accuracy in per cent, anything else with four digits."""
+    """A metric's value: accuracy in percent, others with four digits."""
     if value is None:
         return "-"
     return percent(value, 2) if name == "accuracy" else f"{value:.4g}"
 
 
 def threshold(value: float, name: str) -> str:
-    """A metric's target, written no longer than it was given: `98.5 %`."""
+    """A metric's target, with only the digits that were given: `98.5 %`."""
     return f"{round(100 * value, 6):g} %" if name == "accuracy" else f"{value:g}"
 
 
@@ -59,7 +59,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes: `57 MB`, `24 GiB` is written by whoever means powers of two."""
+    """Bytes in powers of 1000: `57 MB`."""
     if not math.isfinite(number):
         return "-"
     for unit in ("B", "KB", "MB", "GB"):
@@ -75,29 +75,29 @@ def rate(number: float, unit: str = "samples") -> str:
 
 
 def where_the_time_went(phases: dict[str, float]) -> str:
-    """`backward 61 %, forward 31 %, ...`: the phases by size, those below half a per cent left out."""
+    """`backward 61 %, forward 31 %, ...`: the phases by size, without those below half a percent."""
     total = sum(phases.values()) or 1.0
     parts = sorted(((value / total, name) for name, value in phases.items()), reverse=True)
     return ", ".join(f"{name} {percent(share)}" for share, name in parts if share >= 0.005)
 
 
-# what moves a terminal's cursor, rings its bell or turns its direction; and halves of characters
-_UNPRINTED = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_IN_LINES, _IN_LINE = re.compile(f"[{_UNPRINTED}]"), re.compile(rf"[\t\n{_UNPRINTED}]")
+# characters that move the cursor of a terminal, ring its bell or change its direction, and surrogates
+_CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_LINES, _IN_LINE = re.compile(f"[{_CONTROL}]"), re.compile(rf"[\t\n{_CONTROL}]")
 
 
 def printed(text: str) -> str:
-    """Lines for a terminal: control characters, which a file may hold in any name, are shown, not obeyed."""
+    """Text for a terminal, with control characters escaped: a file may contain them in any name."""
     return _IN_LINES.sub(_escaped, text)
 
 
 def line(text: str) -> str:
-    """The same where a line must stay one."""
+    """The same on one line: line breaks and tabs are escaped too."""
     return _IN_LINE.sub(_escaped, text)
 
 
 def json_printed(text: str) -> str:
-    """JSON for a terminal: the same in JSON's own way, so that it means what it meant."""
+    """JSON for a terminal, with control characters escaped as JSON does, so that its meaning stays."""
     return _IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -111,7 +111,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def nbytes(text: str) -> int:
-    """`2GB`, `500 MB`, `1.5GiB`, `4096`: the bytes that a person means."""
+    """The number of bytes in a text such as `2GB`, `500 MB`, `1.5GiB` or `4096`."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"must be a size such as 2GB, 500MB or 1.5GiB, got {shown(text)}")

@@ -1,7 +1,7 @@
-"""Where one worker of a gang finds itself, and the thin line by which it reaches whoever looks after it.
+"""What one worker knows of its group: its rank, the hosts of all ranks, its channel to the parent.
 
-The line carries words, never tensors: who is where, what a worker is doing, what it has to tell, that it
-should stop. Tensors travel by a transport, which uses the line only to find its peers.
+The control channel carries small messages, never tensors: addresses, status, notices, requests to stop.
+Tensors travel through a transport, which uses the channel only to find its peers.
 """
 
 from __future__ import annotations
@@ -14,61 +14,61 @@ from typing import Any, NamedTuple, Protocol
 
 
 class RankStatus(NamedTuple):
-    """What a worker is doing, as far as it says so itself."""
+    """What a worker is doing, as it reports itself."""
 
     step: int = 0
-    phase: str = "starting"  # one of the clock's
-    operation: str = ""  # within it, where there is more to say: `barrier 2,408`
-    moves: int = 0  # grows whenever anything moves on: a worker whose number stands still is stuck
+    phase: str = "starting"  # of the clock
+    operation: str = ""  # within the phase, if known: `barrier 2,408`
+    moves: int = 0  # grows with any progress: if it stays the same, the worker is stuck
 
 
-STATUS = struct.Struct("<QQ16s24s")  # a status for a board: step, calls of the operation, phase, operation
+STATUS = struct.Struct("<QQ16s24s")  # of a status page: step, calls of the operation, phase, operation
 
 
 def ignore(*message: Any) -> None:
-    """Whoever does not listen."""
+    """The listener that ignores all messages."""
 
 
 class ControlChannel(Protocol):
-    """From a worker to whoever looks after its gang, and back."""
+    """The connection between a worker and the parent of its group."""
 
     def exchange(self, value: Any) -> list[Any]:
-        """Everybody's (picklable, small) value by rank; all ranks must come here, who is gone has None."""
+        """Return the small picklable values of all ranks, None for a rank that is gone. All must call it."""
 
     def tell(self, message: Any) -> None:
-        """Something for the parent to hear, in the order it was told; returns at once."""
+        """Send a message to the parent and return at once. Messages arrive in order."""
 
     def watch(self, status: Callable[[], RankStatus]) -> None:
-        """From now on this function (called from another thread) says what the worker is doing."""
+        """Let this function report the status of the worker. It is called from another thread."""
 
     def post(self, name: str, value: Any) -> None:
-        """Leave a (picklable, small) fact for those who join later; the latest by its name counts."""
+        """Leave a small picklable value for workers that join later. It replaces one of the same name."""
 
     def joined(self) -> int:
-        """A worker that joins is ready: from now on exchanges wait for it. How many there were so far."""
+        """Take part in exchanges from now on, as a worker that joins. Return how many there were so far."""
 
     @property
     def posted(self) -> dict[str, Any]:
-        """What had been posted when this worker joined; nothing for those who were there from the start."""
+        """What was posted before this worker joined. Empty for workers that were there from the start."""
 
     @property
     def gone(self) -> frozenset[int]:
-        """The ranks that are known to be gone; those that come in their place are, until they have joined."""
+        """The ranks that are gone. A replacement counts as gone until it has joined."""
 
     @property
-    def board(self) -> memoryview | None:
-        """Where a worker may write a NOTE that outlives it, if there is such a place."""
+    def status_slot(self) -> memoryview | None:
+        """Memory for the worker's STATUS that outlives it, or None."""
 
     @property
     def stop(self) -> int | None:
-        """The signal by which the parent asks the gang to stop in good order, if it does."""
+        """The signal with which the parent asks the workers to stop after the current step, or None."""
 
 
 class NullChannel:
-    """The null line: the worker is its own parent."""
+    """The null channel: the worker is its own parent."""
 
     stop: int | None = None
-    board: memoryview | None = None
+    status_slot: memoryview | None = None
     gone: frozenset[int] = frozenset()
 
     def __init__(self, hear: Callable[[Any], None] = ignore) -> None:
@@ -76,36 +76,33 @@ class NullChannel:
         self.posted: dict[str, Any] = {}
 
     def exchange(self, value: Any) -> list[Any]:
-        """Its own."""
         return [value]
 
     def tell(self, message: Any) -> None:
-        """Heard at once."""
         self._hear(message)
 
     def watch(self, status: Callable[[], RankStatus]) -> None:
-        """Nobody watches."""
+        """Do nothing: there is no parent."""
 
     def post(self, name: str, value: Any) -> None:
-        """Nobody joins."""
+        """Do nothing: no worker joins."""
 
     def joined(self) -> int:
-        """It was there from the start."""
         return 0
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One worker's rank in a gang, the host names of all its ranks, its line, and whether it came later."""
+    """One worker's rank, the host names of all ranks, its control channel, and whether it joins later."""
 
     rank: int = 0
     hosts: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     channel: ControlChannel = field(default_factory=NullChannel)
-    joining: bool = False  # in the place of one that was lost: the others are at work already
+    joining: bool = False  # as the replacement of a lost worker: the others are training already
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """The number of ranks."""
         return len(self.hosts)
 
     @property
@@ -120,5 +117,5 @@ class RankInfo:
 
     @property
     def local_rank(self) -> int:
-        """This worker's number among those on its host."""
+        """This worker's number among the workers on its host."""
         return self.peers_on_host.index(self.rank)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the trainer sees it after the current step and leaves in good order."""
+"""Ctrl-C and SIGTERM as a request to stop: the trainer notices it after the current step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """While entered, the first signal is noted in `signal`; a second one interrupts at once.
+    """While entered, the first signal is stored in `signal`. A second one interrupts at once.
 
-    One that is entered around another learns what that one noted.
+    If requests are nested, the outer one gets the signal of the inner one on exit.
     """
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        # Only the main thread may set handlers; a trial in another thread is stopped by its executor.
+        # Only the main thread may set handlers. A trial in another thread is stopped by its executor.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._store) for number in _SIGNALS}
         return self
 
     def __exit__(
@@ -34,7 +34,7 @@ class StopRequest:
             if isinstance(outer := getattr(handler, "__self__", None), StopRequest):
                 outer.signal = outer.signal or self.signal
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _store(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number

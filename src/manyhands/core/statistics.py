@@ -1,4 +1,4 @@
-"""Several measurements of one thing as a median with an interval that claims no more than they show."""
+"""Medians of repeated measurements with confidence intervals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-NOISY = 0.15  # a machine this much slower than at its best says little about a few per cent between runs
+NOISY = 0.15  # if a machine is this much slower than at its best, small differences mean nothing
 CONFIDENCE = 0.95
 
 
 class Summary(NamedTuple):
-    """A median and its interval; both ends are the median where there is one measurement."""
+    """A median and its interval. With one measurement both ends are the median."""
 
     median: float
     low: float
@@ -20,7 +20,7 @@ class Summary(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A fitted number and its 95 % interval."""
+    """A fitted value and its 95 % interval."""
 
     value: float
     low: float
@@ -30,8 +30,8 @@ class Estimate(NamedTuple):
 def summary(values: Sequence[float]) -> Summary:
     """The median and its 95 % interval from order statistics, whatever the distribution.
 
-    Up to five values no two of them enclose the median so surely: there the interval is the whole range,
-    whose coverage is smaller (see `coverage`), and n says so.
+    With five values or fewer, the interval is their whole range, and its coverage is smaller than 95 % (see
+    `coverage`).
     """
     if not values:
         raise ValueError("a summary needs at least one value")
@@ -39,17 +39,17 @@ def summary(values: Sequence[float]) -> Summary:
     n = len(ordered)
     skip = _skipped(n)
     middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    median = min(max(middle, ordered[0]), ordered[-1])  # rounding must not push it out of its own range
+    median = min(max(middle, ordered[0]), ordered[-1])  # rounding must not move it out of the range
     return Summary(median, min(median, ordered[skip]), max(median, ordered[n - 1 - skip]), n)
 
 
 def coverage(n: int) -> float:
-    """How surely the interval of n values holds the true median: 0.5 for two, 0.94 for five."""
+    """The probability that the interval of n values contains the median: 0.5 for two, 0.94 for five."""
     return _between(n, _skipped(n)) if n > 1 else 0.0
 
 
 def ratio(over: Summary, under: Summary) -> Summary:
-    """One over the other; their relative half-widths are combined as those of independent measurements."""
+    """One divided by the other. The relative widths are combined as for independent measurements."""
     value = over.median / under.median
     down = math.hypot(_steps(over.low, over.median), _steps(under.median, under.high))
     up = math.hypot(_steps(over.median, over.high), _steps(under.low, under.median))
@@ -57,17 +57,17 @@ def ratio(over: Summary, under: Summary) -> Summary:
 
 
 def apart(one: Summary, other: Summary) -> bool:
-    """Whether their intervals do not touch."""
+    """Whether their intervals do not overlap."""
     return one.high < other.low or other.high < one.low
 
 
 def _steps(low: float, high: float) -> float:
-    """The distance in logarithms, in which a ratio's interval is symmetric and stays above zero."""
+    """The distance in logarithms: there the interval of a ratio is symmetric and stays positive."""
     return math.log(high / low) if low > 0 else 0.0 if high == low else math.inf
 
 
 def _skipped(n: int) -> int:
-    """How many values at each end may be left out so that those between still hold the median."""
+    """How many values may be dropped at each end so that the rest still contains the median."""
     skip = 0
     while _between(n, skip + 1) >= CONFIDENCE:
         skip += 1
@@ -75,14 +75,14 @@ def _skipped(n: int) -> int:
 
 
 def _between(n: int, skip: int) -> float:
-    """The chance that the median lies between the values after `skip` at either end: a binomial's middle."""
+    """The probability that the median lies within the values that are left after `skip` at each end."""
     outside = sum(math.comb(n, k) for k in range(min(skip, n) + 1))
     return max(0.0, 1 - 2 * outside / float(2**n))
 
 
 def at_its_best(calibrations: Sequence[float]) -> float:
-    """What a fixed piece of work takes when the machine is at its best: a quarter of the times is shorter.
+    """The time of a fixed amount of work when the machine is at its best: the lower quartile.
 
-    The least of many would be a lucky moment that no run can have.
+    The minimum of many would be a lucky moment that no run can have.
     """
     return sorted(calibrations)[len(calibrations) // 4]

@@ -1,3 +1,3 @@
-"""The version of this package, as it is told on the command line and in records."""
+"""The version of this package."""
 
 VERSION = "0.1.0"

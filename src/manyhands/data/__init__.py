@@ -1,1 +1,1 @@
-"""Data sets, their downloads, and the global sample order."""
+"""Data sets, their downloads, and the global sample order. Models and strategies are unknown here."""

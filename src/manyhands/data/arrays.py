@@ -1,4 +1,4 @@
-"""Samples held in memory as two tensors: a batch is one gather, with no loop over samples."""
+"""A data set in memory as two tensors: a batch is one gather, without a loop over samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ArrayData:
         return int(self.targets.shape[0])
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """Gather each request; arrays are not augmented, so the seed changes nothing."""
+        """Gather each request. Arrays are not augmented, so the seed has no effect."""
         for request in requests:
-            index = torch.from_numpy(request.samples.copy())  # the order itself is not to be written to
+            index = torch.from_numpy(request.samples.copy())  # a copy, because the order is read-only
             yield Batch(self.inputs.index_select(0, index), self.targets.index_select(0, index))

@@ -1,4 +1,4 @@
-"""Random crops and flips of a whole batch of small images at once, decided by (seed, epoch, sample)."""
+"""Random crops and flips of a whole batch of small images, as a function of (seed, epoch, sample)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyhands.data.order import key, mix
 
 @dataclass(frozen=True, eq=False)
 class CropAndFlip:
-    """Images [n, channels, height, width], shifted by up to `padding` pixels and mirrored by chance."""
+    """Images [n, channels, height, width], shifted by up to `padding` pixels and randomly mirrored."""
 
     data: ArrayData
     padding: int
@@ -26,7 +26,6 @@ class CropAndFlip:
         return len(self.data)
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """Gather, then augment."""
         for request in requests:
             (batch,) = self.data.stream([request], seed)
             yield Batch(self._augment(batch.inputs, request, seed), batch.targets)
@@ -34,9 +33,9 @@ class CropAndFlip:
     def _augment(self, images: Tensor, request: Request, seed: int) -> Tensor:
         _, _, height, width = images.shape
         drawn = mix(request.samples.astype(np.uint64) ^ np.uint64(key(seed, request.epoch, 1)))
-        places = np.uint64(2 * self.padding + 1)
-        down = torch.from_numpy(((drawn & np.uint64(0xFFFF)) % places).astype(np.int64))
-        right = torch.from_numpy((((drawn >> np.uint64(16)) & np.uint64(0xFFFF)) % places).astype(np.int64))
+        shifts = np.uint64(2 * self.padding + 1)
+        down = torch.from_numpy(((drawn & np.uint64(0xFFFF)) % shifts).astype(np.int64))
+        right = torch.from_numpy((((drawn >> np.uint64(16)) & np.uint64(0xFFFF)) % shifts).astype(np.int64))
         mirrored = torch.from_numpy(((drawn >> np.uint64(32)) & np.uint64(1)).astype(np.bool_))
         rows = down[:, None] + torch.arange(height)
         columns = right[:, None] + torch.arange(width)

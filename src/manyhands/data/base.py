@@ -1,4 +1,4 @@
-"""What a data set is to a trainer: a length, and batches for the samples it asks for."""
+"""The interface of a data set: its length, and batches of the samples that a trainer requests."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ Samples = npt.NDArray[np.int64]
 
 
 class Batch(NamedTuple):
-    """Some samples, gathered: raw inputs (a task's `preprocess` makes them the model's) and targets."""
+    """Raw inputs (a task's `preprocess` turns them into the inputs of its model) and targets."""
 
     inputs: Tensor
     targets: Tensor
 
     @property
     def size(self) -> int:
-        """How many samples these are."""
+        """The number of samples."""
         return int(self.targets.shape[0])
 
 
 class Request(NamedTuple):
-    """Which samples to read next; the epoch decides how they are augmented, nothing else."""
+    """The samples to read next. The epoch only decides how they are augmented."""
 
     epoch: int
     samples: Samples
 
 
 class Dataset(Protocol):
-    """Samples by number.
+    """Samples by index.
 
-    `stream` answers requests in their order and may read ahead of its reader. What it yields is a pure
-    function of (seed, epoch, sample): neither the batch around a sample nor the number of decoders matters.
+    `stream` yields one batch per request, in order, and may read ahead. A sample is a pure function of (seed,
+    epoch, sample): neither its batch nor the number of decoders matters.
     """
 
     def __len__(self) -> int: ...
@@ -46,6 +46,6 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class Pooled(Protocol):
-    """A data set that reads with threads: inside `pooled`, all its streams are read by the same ones."""
+    """A data set that reads with threads. Inside `pooled`, all its streams share the same threads."""
 
     def pooled(self) -> AbstractContextManager[Dataset]: ...

@@ -1,4 +1,4 @@
-"""The data sets that can be fetched: their content files with checksums, and who has them, in turn."""
+"""The data sets that can be downloaded: their files with checksums, and their sources in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manyhands.data.unpack import debian_folder, gunzip, tar_folder, tar_members
 
 
 class Content(NamedTuple):
-    """One file of a data set as it lies in the cache, whichever source it came from."""
+    """One file of a data set in the cache. It is the same from every source."""
 
     file: str
     sha256: str
@@ -21,7 +21,7 @@ class Content(NamedTuple):
 
 
 class DatasetEntry(NamedTuple):
-    """One data set: what is kept of it, about how much has to be fetched, and from where."""
+    """One data set: its files, the size of its download, and its sources."""
 
     name: str
     megabytes: int
@@ -30,7 +30,7 @@ class DatasetEntry(NamedTuple):
 
 
 def entry(name: str) -> DatasetEntry:
-    """A data set by its name, or which names there are."""
+    """The data set of this name. An error lists the known names."""
     if name not in CATALOG:
         raise unknown("data set", name, CATALOG)
     return CATALOG[name]

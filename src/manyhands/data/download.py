@@ -1,4 +1,4 @@
-"""Content files in a cache folder: checked by their checksums, fetched from one source after the other."""
+"""Data sets in the cache folder: verified by checksum, downloaded from one source after the other."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ pooch.get_logger().setLevel(logging.WARNING)
 
 
 def cache_folder() -> Path:
-    """Where data sets are kept: `$MANYHANDS_CACHE`, or the system's folder for caches."""
+    """The cache folder: `$MANYHANDS_CACHE`, or the default of the system."""
     chosen = os.environ.get("MANYHANDS_CACHE")
     return Path(chosen).expanduser().absolute() if chosen else Path(pooch.os_cache("manyhands"))
 
 
 def present(name: str) -> bool:
-    """Whether a data set lies in the cache, by the sizes of its files: quick, and without a checksum."""
+    """Whether a data set is in the cache, by the sizes of its files: fast, without checksums."""
     folder = cache_folder() / name
     return all(_has_size(folder, content) for content in catalog.entry(name).contents)
 
 
 def fetch(entry: DatasetEntry) -> dict[str, Path]:
-    """The paths of a data set's content files, each checked, and fetched where it is missing or damaged."""
+    """The paths of the files of a data set. Missing or damaged files are downloaded."""
     folder = cache_folder() / entry.name
     try:
-        # Without the lock first: a cache that is complete may be on a disk that cannot be written.
+        # First without the lock: a complete cache may be on a read-only disk.
         if not all(_intact(folder, content) for content in entry.contents):
             with _locked(entry.name, folder):
                 _complete(entry, folder)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise StorageError(
-            f"cannot keep {entry.name} in {folder}: {reason} (MANYHANDS_CACHE names another folder)"
+            f"cannot store {entry.name} in {folder}: {reason} (set MANYHANDS_CACHE to use another folder)"
         ) from error
     return {content.file: folder / content.file for content in entry.contents}
 
 
 def say(line: str) -> None:
-    """Tell a person what takes a while; stdout is for results."""
+    """Print a progress message to stderr; stdout is for results."""
     Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _locked(name: str, folder: Path) -> Iterator[None]:
-    """One process (or thread) a data set; the lock goes with its holder, however it ends."""
+    """One process or thread at a time per data set. The lock is released when its holder ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         if not file_locks.take(lock.fileno()):
-            say(f"waiting for another process that is fetching {name} ...")
+            say(f"waiting for another process that is downloading {name} ...")
             file_locks.take(lock.fileno(), wait=True)
         yield
 
@@ -70,11 +70,11 @@ def _locked(name: str, folder: Path) -> Iterator[None]:
 def _complete(entry: DatasetEntry, folder: Path) -> None:
     missing = [content for content in entry.contents if not _intact(folder, content)]
     if not missing:
-        return  # another process brought them while this one waited for the lock
+        return  # another process has downloaded them meanwhile
     failures = _damaged(entry, missing, folder)
     missing = _place_by_hand(entry, missing, folder, failures)
     if missing:
-        say(f"fetching {entry.name} ({entry.megabytes} MB) ...")
+        say(f"downloading {entry.name} ({entry.megabytes} MB) ...")
         missing = _place_from_sources(entry, missing, folder, failures)
     if missing:
         raise DataUnavailableError(_sentence(entry, missing, folder, failures))
@@ -82,17 +82,17 @@ def _complete(entry: DatasetEntry, folder: Path) -> None:
 
 
 def _damaged(entry: DatasetEntry, missing: list[Content], folder: Path) -> list[str]:
-    """Files that are there but wrong: said at once, since someone may have put them there."""
+    """Report files with a wrong checksum at once: the user may have put them there."""
     files = [content.file for content in missing if (folder / content.file).exists()]
     for file in files:
-        say(f"{entry.name}: {file} in the cache is damaged, so it is fetched again")
+        say(f"{entry.name}: {file} in the cache is damaged and will be downloaded again")
     return [f"{file} in the cache: wrong checksum" for file in files]
 
 
 def _place_by_hand(
     entry: DatasetEntry, missing: list[Content], folder: Path, failures: list[str]
 ) -> list[Content]:
-    """Use what a person put into the folder; returns what is still missing."""
+    """Use files that the user put into the folder. Return what is still missing."""
     still = []
     for content in missing:
         for name, unpack in _hand_names(entry, content.file).items():
@@ -111,7 +111,7 @@ def _place_by_hand(
 def _place_from_sources(
     entry: DatasetEntry, missing: list[Content], folder: Path, failures: list[str]
 ) -> list[Content]:
-    """Ask each source for what is still missing; the first failure of a source ends its turn."""
+    """Download missing files from each source in turn, until it fails. Return what is still missing."""
     remaining = list(missing)
     for source in entry.sources:
         try:
@@ -120,7 +120,7 @@ def _place_from_sources(
                 try:
                     _place(remaining[0], archive, source.unpack, folder)
                 except SourceError:
-                    archive.unlink(missing_ok=True)  # or it would be taken for a good one the next time
+                    archive.unlink(missing_ok=True)  # otherwise it would be used again next time
                     raise
                 remaining.pop(0)
         except SourceError as error:
@@ -129,11 +129,11 @@ def _place_from_sources(
 
 
 def _place(content: Content, archive: Path, unpack: Unpack, folder: Path) -> None:
-    """Unpack beside the final path; pooch checks the content and moves it there in one step."""
+    """Unpack next to the final path. pooch verifies the content and renames it."""
 
     def downloader(url: str, output: str, _: object) -> None:
         del url
-        Path(output).unlink()  # readable by its owner alone, but a cache may be shared: write it anew
+        Path(output).unlink()  # only its owner could read it, but a cache may be shared: create it again
         unpack(archive, content.file, Path(output))
 
     try:
@@ -162,13 +162,13 @@ def _sentence(entry: DatasetEntry, missing: list[Content], folder: Path, failure
 
 
 def _hand_names(entry: DatasetEntry, file: str) -> dict[str, Unpack]:
-    """What a person may put into the folder instead of a content file: a mirror's archive, or gzip's."""
+    """Files that the user may put into the folder instead: the archive of a mirror, or a .gz file."""
     mirrors = [source for source in entry.sources if isinstance(source, Mirror)]
     return {mirror.archive_name(file): mirror.unpack for mirror in mirrors} | {f"{file}.gz": gunzip}
 
 
 def _incoming(folder: Path) -> Path:
-    """Archives and parts of archives, until all content is in its place."""
+    """The folder of archives and partial downloads, until all files are complete."""
     return folder / "incoming"
 
 

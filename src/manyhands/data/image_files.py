@@ -1,4 +1,4 @@
-"""Which images a folder holds: `folder/split/class/**/*`, listed in one order on every machine."""
+"""The images of a folder, `folder/split/class/**/*`, in the same order on every machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXTENSIONS = ("jpg", "jpeg", "png", "bmp", "gif", "webp", "tif", "tiff")
 
 
 class Listed(NamedTuple):
-    """An image file, by its path below the split (with slashes), its bytes and when it was last written."""
+    """An image file: its path inside the split (with slashes), its size, and its time of modification."""
 
     name: str
     size: int
@@ -20,27 +20,27 @@ class Listed(NamedTuple):
 
 
 def find_split(folder: Path, *names: str) -> str:
-    """The first of these names that is a folder in `folder`, or a sentence about what is there instead."""
+    """The first of these names that is a folder in `folder`. An error lists what is there instead."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}")
     for name in names:
         if (folder / name).is_dir():
             return name
     wanted = " or ".join(repr(name) for name in names)
-    found = ", ".join(_subfolders(folder)) or "no folders at all"
+    found = ", ".join(_subfolders(folder)) or "no folders"
     raise UsageError(f"{folder} has no folder {wanted} (found: {found})")
 
 
 def find_classes(root: Path) -> tuple[str, ...]:
-    """The class folders of a split, sorted by name: a class's number is its place here."""
+    """The class folders of a split, sorted by name. The index of a class is its position."""
     classes = tuple(_subfolders(root))
     if not classes:
-        raise UsageError(f"{root} has no classes: it needs a folder of images a class")
+        raise UsageError(f"{root} has no classes: it needs one folder of images per class")
     return classes
 
 
 def find_images(root: Path, classes: tuple[str, ...]) -> list[Listed]:
-    """Every image of every class, sorted by class and path; a class without any is an error."""
+    """All images, sorted by class and path. A class without images is an error."""
     images = [sorted(_walk(root, root / name)) for name in classes]
     empty = [name for name, found in zip(classes, images, strict=True) if not found]
     if empty:
@@ -49,7 +49,7 @@ def find_images(root: Path, classes: tuple[str, ...]) -> list[Listed]:
 
 
 def no_images(root: Path, classes: list[str], what: str) -> UsageError:
-    """The sentence for classes that nothing can be learned about."""
+    """The error for classes without images."""
     if len(classes) == 1:
         return UsageError(f"class {classes[0]!r} of {root} has no {what}")
     return UsageError(f"classes {', '.join(map(repr, classes))} of {root} have no {what}")
@@ -72,7 +72,7 @@ def _listed(root: Path, path: Path) -> Listed:
     try:
         status = path.stat()
     except OSError:
-        # a link to nothing: listed, so that it is reported as unreadable and not silently missing
+        # a broken link: listed, so that it is reported as unreadable
         return Listed(name, 0, 0)
     return Listed(name, status.st_size, status.st_mtime_ns)
 
@@ -82,5 +82,5 @@ def _is_image(name: str) -> bool:
 
 
 def _shown(name: str) -> bool:
-    # a Mac leaves `._cell.jpg` beside `cell.jpg`, which is no image
+    # macOS creates `._cell.jpg` beside `cell.jpg`, which is not an image
     return not name.startswith(".")

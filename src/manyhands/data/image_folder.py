@@ -1,4 +1,4 @@
-"""Folders of images as a data set: decoded by threads ahead of the reader, answered in the reader's order."""
+"""A folder of images as a data set: threads decode ahead of the reader, in the order of its requests."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from manyhands.data.transforms import generator
 
 ImageTransform = Callable[[Image.Image, np.random.Generator], Tensor]
 
-MOST_AHEAD = 1024  # images; two batches ahead are plenty, but two batches of 8192 would be gigabytes
+MOST_AHEAD = 1024  # images; two batches ahead are enough, but two batches of 8192 would be gigabytes
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFolder:
-    """The images of one split, with the number of their class as the target.
+    """The images of one split, with the index of their class as the target.
 
-    Images are taken as the file holds them: an EXIF orientation is ignored, as in the published results
-    on ImageNet. Of several frames the first counts; grays become three equal channels; alpha is dropped.
+    An EXIF orientation is ignored, as in the published results on ImageNet. Only the first frame is used.
+    Gray images get three equal channels, and alpha is dropped.
     """
 
     root: Path
@@ -42,7 +42,7 @@ class ImageFolder:
     transform: ImageTransform
     decoders: int
     skipped: tuple[str, ...] = ()
-    pool: ThreadPoolExecutor | None = None  # decodes for all streams; none: each stream has its own
+    pool: ThreadPoolExecutor | None = None  # decodes for all streams; None: each stream has its own
 
     @classmethod
     def open(
@@ -55,9 +55,9 @@ class ImageFolder:
         classes: Sequence[str] | None = None,
         skip_unreadable: bool = False,
     ) -> ImageFolder:
-        """List `folder/split/class/**` and make sure that every image can be read.
+        """List `folder/split/class/**` and check that every image can be read.
 
-        `classes` are those the split must have: a test set is given its training set's.
+        `classes` are those that the split must have: for a test set, those of the training set.
         """
         if decoders < 1:
             raise UsageError(f"decoders must be at least 1, not {decoders}")
@@ -81,20 +81,20 @@ class ImageFolder:
 
     @contextmanager
     def pooled(self) -> Iterator[ImageFolder]:
-        """The same images, decoded by the same threads for all streams until this is left.
+        """The same data set, with one pool of threads for all streams while entered.
 
-        To start and join a thread for each decoder takes about as long as to decode an image, and where
-        workers claim their batches piece by piece there is a stream for each piece.
+        Starting and joining the threads takes about as long as decoding an image, and asynchronous workers
+        open a stream per batch.
         """
         with ThreadPoolExecutor(self.decoders, "decoder") as pool:
             try:
                 yield replace(self, pool=pool)
             finally:
-                # the reader may have stopped early: what is not begun need not be
+                # the reader may have stopped early
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """Answer requests in order while the decoders work ahead, two requests or a few images a decoder."""
+        """Yield batches in order while the decoders work ahead: two requests, or a few images per decoder."""
         if self.pool is not None:
             yield from self._batches(self.pool, requests, seed)
             return
@@ -102,7 +102,7 @@ class ImageFolder:
             yield from own.stream(requests, seed)
 
     def _batches(self, pool: ThreadPoolExecutor, requests: Iterable[Request], seed: int) -> Iterator[Batch]:
-        begun: deque[Request] = deque()  # requests of which images are in `decoding`, oldest first
+        begun: deque[Request] = deque()  # requests that have images in `decoding`, oldest first
         decoding: deque[Future[Tensor]] = deque()
 
         def submissions() -> Iterator[Future[Tensor]]:
@@ -127,21 +127,23 @@ class ImageFolder:
                 inputs = torch.stack(images) if images else self._none()
                 yield Batch(inputs, self.targets[torch.tensor(request.samples)])
         finally:
-            for future in decoding:  # of a reader that stopped early; the next one is not to wait for them
+            for future in decoding:  # the reader stopped early; the next one must not wait for these
                 future.cancel()
 
     def read(self, sample: int, epoch: int, seed: int) -> Tensor:
-        """One image, transformed: a pure function of these three numbers."""
+        """One transformed image: a pure function of these arguments."""
         path = self.root / self.names[sample]
         try:
             with Image.open(path) as image:
                 return self.transform(image, generator(seed, epoch, sample))
         except UNREADABLE as error:
             reason = getattr(error, "strerror", None) or error
-            raise ManyhandsError(f"{path} could be read before training and now cannot: {reason}") from error
+            raise ManyhandsError(
+                f"{path} could be read before training, but cannot be read now: {reason}"
+            ) from error
 
     def _none(self) -> Tensor:
-        """The inputs of a request for no samples, in the shape of all others."""
+        """The inputs of an empty request, with the shape of the others."""
         shape = self.transform(Image.new("RGB", (1, 1)), generator(0, 0, 0)).shape
         return torch.empty((0, *shape), dtype=torch.uint8)
 
@@ -152,7 +154,7 @@ def _targets(root: Path, names: Sequence[str], classes: Sequence[str]) -> Tensor
     counts = torch.bincount(targets, minlength=len(classes))
     empty = [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]
     if empty:
-        raise no_images(root, empty, "image that can be read")
+        raise no_images(root, empty, "readable image")
     return targets
 
 
@@ -162,17 +164,17 @@ def _same_classes(root: Path, found: Sequence[str], wanted: Sequence[str]) -> No
     if missing or unknown:
         parts = [("missing", missing), ("unknown", unknown)]
         difference = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
-        raise UsageError(f"the classes of {root} are not those of the training images ({difference})")
+        raise UsageError(f"the classes of {root} differ from those of the training images ({difference})")
 
 
 def _unreadable_sentence(root: Path, bad: Sequence[str]) -> UsageError:
     them = f"{len(bad):,} images of {root} cannot be read, the first is {bad[0]}"
     one = f"1 image of {root} cannot be read: {bad[0]}"
-    advice = "use --set skip_unreadable=true to leave out what cannot be read"
+    advice = "use --set skip_unreadable=true to skip unreadable images"
     return UsageError(f"{one if len(bad) == 1 else them}; {advice}")
 
 
 def _skip_notice(root: Path, bad: Sequence[str]) -> str:
     more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
     images = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
-    return f"left out {images} of {root} that cannot be read: {', '.join(bad[:3])}{more}"
+    return f"skipped {images} of {root} that cannot be read: {', '.join(bad[:3])}{more}"

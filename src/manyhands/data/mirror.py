@@ -1,4 +1,4 @@
-"""A public mirror: an archive over HTTP, continued where it was interrupted."""
+"""A public mirror: an archive over HTTP. An interrupted download is continued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Mirror:
-    """An address with `{file}` for a content file's name; an archive of several files has no `{file}`."""
+    """A URL with `{file}` for the name of a file. An archive of several files has no `{file}`."""
 
     url: str
     unpack: Unpack
@@ -34,11 +34,11 @@ class Mirror:
         return f"mirror {urlsplit(self.url).netloc}"
 
     def archive_name(self, file: str) -> str:
-        """The archive's own name, under which a person who downloads it by hand would save it."""
+        """The file name of the archive, as a manual download would save it."""
         return urlsplit(self.url.format(file=file)).path.rsplit("/", 1)[-1]
 
     def fetch(self, file: str, folder: Path) -> Path:
-        """Download into a folder of this host's own: what two mirrors compressed is not the same bytes."""
+        """Download into a folder per mirror, because their compressed bytes differ."""
         url = self.url.format(file=file)
         archive = folder / urlsplit(url).netloc / self.archive_name(file)
         if not archive.exists():
@@ -50,13 +50,13 @@ class Mirror:
 
 
 def download(url: str, part: Path) -> None:
-    """Bring `part` to its full length from the length it has; it is kept when the connection fails."""
+    """Complete the partial file `part`. It is kept if the connection fails."""
     for _ in range(ATTEMPTS):
         before = _size(part)
         try:
             _continue(url, part)
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            if _size(part) <= before:  # nothing came, so asking again would bring nothing
+            if _size(part) <= before:  # no progress: do not try again
                 raise SourceError(_reason(error)) from error
         else:
             return
@@ -65,7 +65,7 @@ def download(url: str, part: Path) -> None:
 
 def _continue(url: str, part: Path) -> None:
     start = _size(part)
-    # Ranges count the bytes that are sent, so they must be the file's own.
+    # Ranges count the bytes that are sent, so these must not be compressed again.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     with requests.get(url, headers=headers, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS)) as response:
         content_range = response.headers.get("Content-Range", "")
@@ -73,14 +73,14 @@ def _continue(url: str, part: Path) -> None:
             if content_range != f"bytes */{start}":
                 part.unlink()
                 _continue(url, part)
-            return  # nothing was missing, except the last step of an interrupted download
+            return  # the file was complete, but not renamed yet
         response.raise_for_status()
         continued = response.status_code == requests.codes.partial_content
         if continued and not content_range.startswith(f"bytes {start}-"):
             part.unlink()
-            raise SourceError(f"answered with the range {content_range!r}")
+            raise SourceError(f"the server sent the range {content_range!r}")
         if not continued:
-            start = 0  # this server ignores ranges and sends everything
+            start = 0  # the server ignores ranges and sends the whole file
         _save(response, part, start)
 
 
@@ -98,11 +98,11 @@ def _save(response: requests.Response, part: Path, start: int) -> None:
             file.write(block)
             progress.advance(bar, len(block))
     if total is not None and _size(part) != total:
-        raise requests.ConnectionError(f"{_size(part)} of {total} bytes came")
+        raise requests.ConnectionError(f"received {_size(part)} of {total} bytes")
 
 
 def _blocks(response: requests.Response) -> Iterator[bytes]:
-    # A server may declare a .gz file to be an encoding; it is kept as it is, or ranges would not fit.
+    # A server may declare a .gz file as an encoding. It is not decoded, or ranges would not match.
     yield from response.raw.stream(BLOCK, decode_content=False)
 
 
@@ -111,7 +111,7 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """The cause of a failed request in a few words."""
+    """The cause of a failed request, in a few words."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"{error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.ConnectTimeout):
@@ -121,8 +121,8 @@ def _reason(error: Exception) -> str:
     causes = list(_causes(error))
     if any(isinstance(cause, socket.gaierror) for cause in causes):
         return "no such host"
-    said = [c.strerror for c in causes if isinstance(c, OSError) and isinstance(c.strerror, str)]
-    return said[-1].lower() if said else "the connection dropped"
+    reasons = [c.strerror for c in causes if isinstance(c, OSError) and isinstance(c.strerror, str)]
+    return reasons[-1].lower() if reasons else "the connection dropped"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

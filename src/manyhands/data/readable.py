@@ -1,4 +1,4 @@
-"""Every image is decoded once before training, and the answer is remembered until a file changes."""
+"""Check before training that every image can be decoded, and cache the result until a file changes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from manyhands.core.errors import StorageError
 from manyhands.data.image_files import Listed
 from manyhands.data.transforms import colors
 
-# what Pillow raises for files that are damaged, empty, of another kind or dangerously large
+# what Pillow raises for files that are damaged, empty, not images or dangerously large
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 
-MANY = 2000  # below this the check is over before a progress bar could be read
+PROGRESS_FROM = 2000  # images; fewer are checked so fast that a progress bar is not needed
 
 
 def unreadable(root: Path, images: Sequence[Listed], decoders: int) -> list[str]:
-    """The names of the images that cannot be decoded; quick if these same files were checked before."""
-    memory = _memory(images)
-    known = _recall(memory)
-    if known is not None:
-        # asked again, because what made them unreadable (permissions, a network) may be over
-        return _check(root, known, decoders)
+    """The names of the images that cannot be decoded. Fast if these files were checked before."""
+    cache = _cache_file(images)
+    cached = _load(cache)
+    if cached is not None:
+        # checked again, because the reason (permissions, a network) may be gone
+        return _check(root, cached, decoders)
     bad = _check(root, [image.name for image in images], decoders)
-    _remember(memory, bad)
+    _store(cache, bad)
     return bad
 
 
 def can_read(path: Path) -> bool:
-    """Whether an image can be decoded to its end; a JPEG at an eighth of its size, which is quick."""
+    """Whether an image can be decoded completely. A JPEG is decoded at 1/8 of its size, which is fast."""
     try:
         with Image.open(path) as image:
             image.draft("RGB", (1, 1))
@@ -52,7 +52,7 @@ def can_read(path: Path) -> bool:
 def _check(root: Path, names: Sequence[str], decoders: int) -> list[str]:
     bad = []
     console = Console(stderr=True)
-    quiet = len(names) <= MANY or not console.is_terminal
+    quiet = len(names) <= PROGRESS_FROM or not console.is_terminal
     with ThreadPoolExecutor(decoders, "check") as pool, Progress(console=console, disable=quiet) as progress:
         bar = progress.add_task(f"checking {len(names):,} images", total=len(names))
         for part in _parts(names, 1000):
@@ -68,27 +68,27 @@ def _parts(names: Iterable[str], size: int) -> Iterator[list[str]]:
         yield part
 
 
-def _memory(images: Sequence[Listed]) -> Path:
-    """Where the answer for exactly these files, and this Pillow, is kept."""
-    # imported here because only a check needs a cache
+def _cache_file(images: Sequence[Listed]) -> Path:
+    """The cache file for exactly these files and this version of Pillow."""
+    # imported here because only this check needs the cache folder
     from manyhands.data.download import cache_folder
 
     text = json.dumps([PIL.__version__, images])
     return cache_folder() / "checked-images" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
-def _recall(memory: Path) -> list[str] | None:
+def _load(cache: Path) -> list[str] | None:
     try:
-        known = json.loads(memory.read_text())["unreadable"]
+        names = json.loads(cache.read_text())["unreadable"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # never checked, or an answer that cannot be used: check again
-    return known if isinstance(known, list) and all(isinstance(name, str) for name in known) else None
+        return None  # never checked, or a damaged cache file
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-def _remember(memory: Path, bad: list[str]) -> None:
+def _store(cache: Path, bad: list[str]) -> None:
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, json.dumps({"unreadable": bad}).encode())
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache, json.dumps({"unreadable": bad}).encode())
     except (OSError, StorageError) as error:
-        # a cache that cannot be written costs time, not the run
-        Console(stderr=True).print(f"the check of the images will be repeated next time: {error}")
+        # a cache that cannot be written only costs time
+        Console(stderr=True).print(f"the result of the image check cannot be cached: {error}")

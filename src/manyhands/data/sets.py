@@ -1,4 +1,4 @@
-"""The known data sets as tensors: fetched if need be, read, and held in memory."""
+"""The known data sets as tensors in memory, downloaded if necessary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manyhands.data.arrays import ArrayData
 
 
 class Splits(NamedTuple):
-    """What is learned from, and what is only tested on."""
+    """The training set and the test set."""
 
     train: ArrayData
     test: ArrayData
@@ -43,7 +43,7 @@ def _cifar_splits(paths: dict[str, Path]) -> Splits:
 
 
 def _tensors(images: npt.NDArray[Any], labels: npt.NDArray[Any]) -> ArrayData:
-    # Contiguous, so that a gather copies one block a sample.
+    # Contiguous, so that a gather copies one block per sample.
     return ArrayData(
         torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64))
     )

@@ -1,4 +1,4 @@
-"""What a source of data is to a download: a way to an archive, and from the archive to a content file."""
+"""The interface of a data source: how to download an archive and how to unpack a file from it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Protocol
 
 Unpack = Callable[[Path, str, Path], None]
-"""`unpack(archive, file, output)` writes the content file of this name, found in the archive, to output."""
+"""`unpack(archive, file, output)` writes the file of this name in the archive to `output`."""
 
 
 class SourceError(Exception):
-    """Why one source failed, in a few words; the next source is tried."""
+    """Why a source failed, in a few words. The next source is tried."""
 
 
 class Source(Protocol):
-    """One place that has a data set."""
+    """One source of a data set."""
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Its name in messages."""
 
     @property
     def unpack(self) -> Unpack:
-        """How content is found in what `fetch` brings."""
+        """How to unpack a file from the archive."""
 
     def fetch(self, file: str, folder: Path) -> Path:
-        """The archive that holds this content file, brought into the folder unless it is there already."""
+        """Download the archive that contains this file into the folder, unless it is there."""

@@ -1,13 +1,13 @@
-"""Samples of which few features are not zero: held as CSR, gathered into one tensor, read from svmlight.
+"""Sparse samples: stored as CSR, gathered into one tensor, read from svmlight files.
 
-A batch's inputs are ONE integer tensor [batch, 2, width], as wide as the longest of its samples:
+The inputs of a batch are ONE integer tensor [batch, 2, width], as wide as its longest sample:
 
     row 0   feature   feature   feature   padding     (padding is the number of features: one past the last)
     row 1   bits      bits      bits      0           (of the values, as float32)
 
-One tensor, because that is what a feed moves to a device. Integers, because a feed casts floating-point
-inputs to the run's type, and a feature's number must not be rounded: in float32 feature 16,777,217 would be
-its neighbor. So the values travel as their bits, and the model takes both apart with `unpack`.
+One tensor, because the feed moves one tensor to the device. Integers, because the feed casts floating-point
+inputs to the run's dtype, and the index of a feature must not be rounded: in float32 feature 16,777,217 would
+become its neighbor. So the values are stored as their bits, and the model separates both with `unpack`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from torch import Tensor
 from manyhands.core.errors import UsageError
 from manyhands.data.base import Batch, Request, Samples
 
-_NAMED = 5  # labels, where a file has too many
-_LINES = 10_000  # of a file that cannot be read, tried at once in the search for the line that is at fault
+_NAMED = 5  # labels in the message about a file with too many
+_LINES = 10_000  # parsed at once in the search for a bad line
 
 
 def pack(indices: Tensor, values: Tensor) -> Tensor:
-    """Features and float32 values, both [batch, width], as one tensor that a feed leaves as it is."""
+    """Features and float32 values, both [batch, width], as one tensor that the feed does not change."""
     return torch.stack([indices, values.view(torch.int32).long()], dim=1)
 
 
 def unpack(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The features and the float32 values of packed inputs, bit by bit what was packed."""
+    """The features and the float32 values of packed inputs, bit for bit."""
     return inputs[:, 0], inputs[:, 1].to(torch.int32).view(torch.float32)
 
 
@@ -49,7 +49,7 @@ def unpack(inputs: Tensor) -> tuple[Tensor, Tensor]:
 class SparseData:
     """A data set in compressed rows: sample i has the entries indptr[i] to indptr[i + 1].
 
-    A sample is the same in every batch, but for the padding after it: the longest sample decides on that.
+    A sample is the same in every batch except for its padding, which depends on the longest sample.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -62,10 +62,12 @@ class SparseData:
         if self.values.dtype != np.float32:
             raise ValueError(f"the values are {self.values.dtype}, not float32")
         if len(self.indptr) != len(self.targets) + 1:
-            raise ValueError(f"{len(self.indptr)} row borders but {len(self.targets)} targets")
+            raise ValueError(f"{len(self.indptr)} row boundaries but {len(self.targets)} targets")
         entries, indices, values = int(self.indptr[-1]), len(self.indices), len(self.values)
         if not entries == indices == values:
-            raise ValueError(f"{entries} entries by the row borders, {indices} indices and {values} values")
+            raise ValueError(
+                f"{entries} entries by the row boundaries, {indices} indices and {values} values"
+            )
         if len(self.indices) and not 0 <= self.indices.min() <= self.indices.max() < self.features:
             raise ValueError(f"indices must be from 0 to {self.features - 1}")
 
@@ -79,13 +81,13 @@ class SparseData:
         return bool(lengths.min() < max(1, lengths.max()))
 
     def stream(self, requests: Iterable[Request], seed: int) -> Generator[Batch, None, None]:
-        """Gather each request; nothing is augmented, so the seed changes nothing."""
+        """Gather each request. Nothing is augmented, so the seed has no effect."""
         for request in requests:
             inputs = torch.from_numpy(self._gather(request.samples))
             yield Batch(inputs, torch.from_numpy(self.targets.take(request.samples)))
 
     def take(self, samples: Samples) -> SparseData:
-        """Some of the samples as a data set of their own."""
+        """Some of the samples as a data set."""
         starts = self.indptr[samples]
         lengths = self.indptr[samples + 1] - starts
         indptr = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
@@ -98,7 +100,7 @@ class SparseData:
         return self._gather_ragged(samples) if self.ragged else self._gather_equal(samples)
 
     def _gather_equal(self, samples: Samples) -> npt.NDArray[np.int64]:
-        """Samples of one length are the rows of a matrix, and whole rows are copied three times as fast."""
+        """Samples of equal length are rows of a matrix, and copying rows is three times as fast."""
         width = int(self.indptr[1])
         inputs = np.empty((len(samples), 2, width), dtype=np.int64)
         inputs[:, 0] = self.indices.reshape(-1, width).take(samples, axis=0)
@@ -108,11 +110,11 @@ class SparseData:
     def _gather_ragged(self, samples: Samples) -> npt.NDArray[np.int64]:
         starts = self.indptr.take(samples)
         lengths = self.indptr.take(samples + 1) - starts
-        width = max(1, int(lengths.max()))  # a batch of empty samples is all padding, not nothing
+        width = max(1, int(lengths.max()))  # a batch of empty samples is one column of padding
         columns = np.arange(width)
         entries = starts[:, None] + columns
         padding = columns >= lengths[:, None]
-        entries[padding] = 0  # any entry will do, but one that exists
+        entries[padding] = 0  # any entry that exists
         inputs = np.empty((len(samples), 2, width), dtype=np.int64)
         if len(self.indices):
             inputs[:, 0] = self.indices.take(entries)
@@ -123,16 +125,16 @@ class SparseData:
 
 
 def svmlight(path: str | Path, features: int | None = None) -> SparseData:
-    """Read a file of lines `label feature:value feature:value ...`, also one that ends in .gz or .bz2."""
+    """Read a file of lines `label feature:value feature:value ...`, which may be .gz or .bz2."""
     return svmlight_files([path], features)[0]
 
 
 def svmlight_files(paths: Sequence[str | Path], features: int | None = None) -> list[SparseData]:
-    """Read files that belong together: they count features from the same number and have the same labels.
+    """Read files that belong together: with the same first feature and the same labels.
 
-    Features are counted from 1, as the format has it, unless one of the files has a feature 0. There are as
-    many as the largest number in any of the files says, or `features`. Of the first file's two labels the
-    larger is the positive class, target 1; the other files may have no other labels.
+    Features are counted from 1, as in the format, unless one of the files has a feature 0. Their number is
+    the largest index in any of the files, or `features`. The larger of the two labels of the first file is
+    the positive class, target 1. The other files may have no other labels.
     """
     files = [_read(Path(path).expanduser()) for path in paths]
     low, high = _two_labels(files[0])
@@ -160,7 +162,7 @@ def svmlight_files(paths: Sequence[str | Path], features: int | None = None) -> 
 
 
 class _SvmlightFile(NamedTuple):
-    """A file's content as it stands there."""
+    """The content of a file."""
 
     path: Path
     indptr: npt.NDArray[np.int64]
@@ -175,7 +177,7 @@ def _read(path: Path) -> _SvmlightFile:
     try:
         with _open(path) as file:
             matrix, labels = _parse(file)
-    except (OSError, EOFError, zlib.error) as error:  # not ours to read, or not compressed as its name says
+    except (OSError, EOFError, zlib.error) as error:  # no permission, or not compressed as its name says
         raise UsageError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path} is not an svmlight file: {_first_bad_line(path) or error}") from None
@@ -202,18 +204,18 @@ def _parse(file: IO[bytes]) -> tuple[Any, npt.NDArray[np.float64]]:
 
 
 def _first_bad_line(path: Path) -> str:
-    """The line that cannot be read and why: scikit-learn says only why."""
+    """The first bad line and what is wrong with it. scikit-learn does not say which line."""
     first = 1
     with _open(path) as file:
         while lines := list(islice(file, _LINES)):
-            if _refusal(lines):
-                numbered = ((number, _refusal([line])) for number, line in enumerate(lines, first))
+            if _parse_error(lines):
+                numbered = ((number, _parse_error([line])) for number, line in enumerate(lines, first))
                 return next((f"line {number:,}: {reason}" for number, reason in numbered if reason), "")
             first += len(lines)
     return ""
 
 
-def _refusal(lines: list[bytes]) -> str:
+def _parse_error(lines: list[bytes]) -> str:
     try:
         _parse(io.BytesIO(b"".join(lines)))
     except (ValueError, OverflowError) as error:

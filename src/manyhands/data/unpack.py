@@ -1,4 +1,4 @@
-"""From an archive to one content file, for each kind of archive; a damaged archive is said to be damaged."""
+"""Unpack one file from an archive, for each kind of archive. A damaged archive raises SourceError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manyhands.data.source import SourceError, Unpack
 
 @contextmanager
 def damage() -> Iterator[None]:
-    """Tell what a decoder says of bad bytes from what a disk says of a file that cannot be written."""
+    """Turn errors of decoders into SourceError, but not errors of the disk."""
     try:
         yield
     except (EOFError, ValueError, KeyError, zlib.error, tarfile.TarError, gzip.BadGzipFile) as error:
@@ -25,18 +25,18 @@ def damage() -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:
             raise
-        raise SourceError(f"damaged archive ({error})") from error  # decoders of pictures have no errno
+        raise SourceError(f"damaged archive ({error})") from error  # errors of image decoders have no errno
 
 
 def gunzip(archive: Path, file: str, output: Path) -> None:
-    """The content file alone, compressed with gzip."""
+    """One file, compressed with gzip."""
     del file
     with damage(), gzip.open(archive) as stream, output.open("wb") as target:
         shutil.copyfileobj(stream, target)
 
 
 def tar_members(members: Mapping[str, Sequence[str]]) -> Unpack:
-    """A tar file in which a content file is some members, one after the other."""
+    """A tar file in which a file is the concatenation of some members."""
 
     def unpack(archive: Path, file: str, output: Path) -> None:
         with damage(), tarfile.open(archive) as tar, output.open("wb") as target:
@@ -47,7 +47,7 @@ def tar_members(members: Mapping[str, Sequence[str]]) -> Unpack:
 
 
 def tar_folder(folder: str) -> Unpack:
-    """A tar file that has the content files in one folder."""
+    """A tar file with the files in one folder."""
 
     def unpack(archive: Path, file: str, output: Path) -> None:
         tar_members({file: [f"{folder}/{file}"]})(archive, file, output)
@@ -56,7 +56,7 @@ def tar_folder(folder: str) -> Unpack:
 
 
 def debian_folder(folder: str) -> Unpack:
-    """A Debian package that has the content files in one folder, each compressed with gzip."""
+    """A Debian package with the files in one folder, each compressed with gzip."""
 
     def unpack(archive: Path, file: str, output: Path) -> None:
         if shutil.which("dpkg-deb") is None:
@@ -70,7 +70,7 @@ def debian_folder(folder: str) -> Unpack:
             with tarfile.open(fileobj=process.stdout, mode="r|") as tar, output.open("wb") as target:
                 member = next((m for m in tar if m.name == f"./{folder}/{file}.gz"), None)
                 if member is None:
-                    raise KeyError(f"no {file}.gz in it")
+                    raise KeyError(f"it contains no {file}.gz")
                 with gzip.open(_open(tar, member)) as stream:
                     shutil.copyfileobj(stream, target)
 
@@ -78,7 +78,7 @@ def debian_folder(folder: str) -> Unpack:
 
 
 def member_of(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    """An open member of a tar file, by its name."""
+    """A member of a tar file, opened."""
     return _open(tar, tar.getmember(name))
 
 

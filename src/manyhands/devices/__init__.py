@@ -1,1 +1,1 @@
-"""The device that a rank computes on; all that is asked of one goes through here, so tests can fake it."""
+"""The device that a rank computes on. Every call to a device goes through here, so that tests can fake it."""

@@ -1,7 +1,7 @@
-"""The device that a rank computes on: whatever is asked of one goes through here, so that tests can fake it.
+"""The device that a rank computes on: the CPU or one GPU. Tests replace it with a fake.
 
-`Host` is the null member: its work is done when a call returns, and its memory is the process's. `Cuda` was
-never run by us: it was checked by reading and by the fake that the tests put in its place.
+`Host` is the null member: its work is done when a call returns, and its memory is the memory of the process.
+We never ran `Cuda`: it was checked by reading, and with a fake device in the tests.
 """
 
 from __future__ import annotations
@@ -18,143 +18,137 @@ from torch import Tensor
 from manyhands.core.environment import peak_memory
 from manyhands.core.errors import UsageError
 
-_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may add up in any order
+_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may sum in any order
 
 
 class Event(Protocol):
-    """A point in a stream's work."""
+    """A point in the work of a stream."""
 
     def query(self) -> bool:
         """Whether the work before it is done."""
 
 
 class Stream(Protocol):
-    """Work that a device does in order."""
+    """A queue of work that a device does in order."""
 
     def wait_stream(self, other: Any) -> None:
-        """What comes next begins after all that the other was given so far."""
+        """Let later work wait for all work that the other stream has now."""
 
     def wait_event(self, event: Any) -> None:
-        """What comes next begins after that."""
+        """Let later work wait for this event."""
 
     def record_event(self) -> Any:
-        """The point after all that it was given so far."""
+        """An event after all work that the stream has now."""
 
     def synchronize(self) -> None:
-        """Wait, here, until all of it is done."""
+        """Block the host until all work is done."""
 
 
 class Device(Protocol):
-    """What a rank asks of its own device; of another one nothing is ever asked."""
+    """What a rank uses of its own device. It never uses another one."""
 
     @property
     def where(self) -> torch.device:
-        """Where its tensors are."""
+        """The torch device of its tensors."""
 
     @property
     def asynchronous(self) -> bool:
-        """Whether a call may return before its work is done, so that a clock must wait for it."""
+        """Whether a call may return before its work is done, so that a clock must synchronize."""
 
     @property
     def memory_of(self) -> Literal["host", "device"]:
-        """Whose memory `held` and `most` count."""
+        """Which memory `held` and `most` count."""
 
     def taken(self) -> AbstractContextManager[None]:
-        """Inside it is this process's current device, and computes the same bits each time where it can."""
+        """While entered, it is the current device of this process, with deterministic kernels if possible."""
 
     def synchronize(self) -> None:
-        """Wait until it has done all it was given."""
+        """Wait until all its work is done."""
 
     def seed(self, number: int) -> None:
-        """Set the host's generator and its own."""
+        """Seed the random generators of the host and of the device."""
 
     def random_state(self) -> dict[str, Tensor]:
-        """Where its own generator stands, by name; the host's is not among them."""
+        """The state of its own random generator, by name. That of the host is not included."""
 
     def restore_random_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put it back, where these tensors have one: others may have been saved on another kind of device."""
+        """Restore its random generator, if its state is among these tensors."""
 
     def held(self) -> int:
-        """Bytes that this process holds of its memory."""
+        """Bytes of its memory that this process uses."""
 
     def most(self) -> int:
-        """The most bytes it has held."""
+        """The peak of these bytes."""
 
     def side(self) -> Stream:
-        """A new stream beside the one that computes."""
+        """A new stream beside the computing one."""
 
     def computing(self) -> Stream:
-        """The stream that computes."""
+        """The computing stream."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Inside, work is given to this stream."""
+        """While entered, work goes to this stream."""
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """This tensor's memory is used again only when the stream is done with it."""
+        """Do not reuse the memory of this tensor before the stream is done with it."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Bytes of main memory that it can copy to and from while it computes."""
+        """Pinned main memory: the device can copy to and from it while it computes."""
 
 
 @final
 class Host:
-    """The processor: nothing to set, nothing to wait for."""
+    """The CPU: nothing to select, nothing to wait for."""
 
     where = torch.device("cpu")
     asynchronous = False
     memory_of: Literal["host", "device"] = "host"
 
     def taken(self) -> AbstractContextManager[None]:
-        """It always is."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """A call returns when it is done."""
+        """Return at once: a call returns when its work is done."""
 
     def seed(self, number: int) -> None:
-        """Not `torch.manual_seed`, which would seed the GPUs of whoever called us."""
+        """Seed the CPU only. `torch.manual_seed` would also seed the GPUs of the calling program."""
         torch.default_generator.manual_seed(number)
 
     def random_state(self) -> dict[str, Tensor]:
-        """None but the host's."""
         return {}
 
     def restore_random_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """None but the host's."""
+        """Do nothing: the caller restores the generator of the host."""
 
     def held(self) -> int:
-        """Bytes of this process in main memory; where the system does not say, the most there ever were."""
+        """Bytes of this process in main memory, or their peak if the system does not say."""
         table = Path("/proc/self/statm")
         if table.exists():
             return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return peak_memory()
 
     def most(self) -> int:
-        """Bytes of this process in main memory."""
         return peak_memory()
 
     def side(self) -> Stream:
-        """Work is done as it is given."""
         return _Done()
 
     def computing(self) -> Stream:
-        """Work is done as it is given."""
         return _Done()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Work is done as it is given."""
         return nullcontext()
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is in flight."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Any memory will do."""
+        """Ordinary memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
 
 class _Done:
-    """The null stream, and the null event: all is done."""
+    """The null stream and null event: all work is done."""
 
     def wait_stream(self, other: Any) -> None: ...
 
@@ -171,7 +165,7 @@ class _Done:
 
 @final
 class Cuda:
-    """One GPU, by its number in this process."""
+    """One GPU, by its index in this process."""
 
     asynchronous = True
     memory_of: Literal["host", "device"] = "device"
@@ -181,13 +175,13 @@ class Cuda:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Set before anything else touches CUDA, or each rank would open a context on the first GPU as well.
+        """Enter before anything else uses CUDA. Otherwise each rank would also open a context on GPU 0.
 
         Peaks of memory are counted from here on.
         """
         name, value = _WORKSPACE
         ours = name not in os.environ
-        if ours:  # read when a process first multiplies: who has done so before keeps what it had then
+        if ours:  # read at the first matrix product of a process; later changes have no effect
             os.environ[name] = value
         before = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self.where)
@@ -203,51 +197,47 @@ class Cuda:
                 del os.environ[name]
 
     def synchronize(self) -> None:
-        """Wait for this GPU alone."""
+        """Wait for this GPU only."""
         torch.cuda.synchronize(self.where)
 
     def seed(self, number: int) -> None:
-        """This GPU's generator too, which must be the current one."""
+        """Seed the CPU and this GPU, which must be the current one."""
         torch.default_generator.manual_seed(number)
         torch.cuda.manual_seed(number)
 
     def random_state(self) -> dict[str, Tensor]:
-        """This GPU's, under a name without its number: the same rank may have another GPU next time."""
+        """That of this GPU, under a name without its index: the rank may have another GPU next time."""
         return {"random/cuda": torch.cuda.get_rng_state(self.where)}
 
     def restore_random_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """This GPU's; 0.1.0 saved those of all GPUs, by number."""
+        """Restore this GPU. Version 0.1.0 saved the states of all GPUs by index."""
         state = tensors.get("random/cuda", tensors.get(f"random/cuda/{self.where.index}"))
         if state is not None:
             torch.cuda.set_rng_state(state, self.where)
 
     def held(self) -> int:
-        """Bytes that torch has reserved on this GPU, used or not."""
+        """Bytes that torch has reserved on this GPU, in use or not."""
         return torch.cuda.memory_reserved(self.where)
 
     def most(self) -> int:
-        """The most bytes that torch had reserved on this GPU since it was taken."""
+        """The peak of the bytes that torch had reserved on this GPU."""
         return torch.cuda.max_memory_reserved(self.where)
 
     def side(self) -> Stream:
-        """A stream of this GPU."""
         stream: Stream = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
         return stream
 
     def computing(self) -> Stream:
-        """The current stream of this GPU."""
         return torch.cuda.current_stream(self.where)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Kernels and copies go to this stream."""
         return torch.cuda.stream(stream)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """The allocator would only know of the stream that the tensor was made on."""
+        """Tell the allocator, which only knows the stream that the tensor was created on."""
         tensor.record_stream(stream)
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Memory that the system does not move."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
@@ -255,12 +245,12 @@ HOST = Host()
 
 
 def count() -> int:
-    """How many GPUs this process sees."""
+    """The number of GPUs that this process sees."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose(name: str, local_rank: int = 0) -> Device:
-    """The device of this name, for the worker of this number on its host; `auto` is CUDA if there is any."""
+    """The device of this name for the worker with this local rank. `auto` is CUDA if there is a GPU."""
     if name == "cpu":
         return HOST
     found = count()
@@ -270,19 +260,19 @@ def choose(name: str, local_rank: int = 0) -> Device:
 
 
 def of(where: torch.device) -> Device:
-    """The device that has tensors there."""
+    """The device of tensors on this torch device."""
     return Cuda(where.index or 0) if where.type == "cuda" else HOST
 
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Law 6 on a GPU: kernels that give the same bits each time; where there is none, torch warns."""
+    """Deterministic kernels (law 6). torch warns about operations that have none."""
     cudnn = torch.backends.cudnn
     rules: Any = torch.utils.deterministic
     before = cudnn.deterministic, cudnn.benchmark
     filled, strict = rules.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
     cudnn.deterministic, cudnn.benchmark = True, False
-    rules.fill_uninitialized_memory = False  # it finds bugs, and costs a pass over all new memory
+    rules.fill_uninitialized_memory = False  # filling finds bugs, but costs a pass over all new memory
     if not strict:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -118,8 +118,8 @@ class RankContext:
         """Training begins: from now on a rank that does not move is stuck."""
         self.begun = True
         self.traffic.begin()
-        if self.info.channel.board is not None:
-            self.clock.note = partial(self._write_status, self.info.channel.board)
+        if self.info.channel.status_slot is not None:
+            self.clock.note = partial(self._write_status, self.info.channel.status_slot)
 
     def status(self) -> RankStatus:
         """What this rank is doing, for its supervisor; called from another thread."""

@@ -18,7 +18,6 @@ from manyhands.engine.timing.clock import Clock
 from manyhands.records.spec import RunSpec
 from manyhands.tasks.base import Task
 from manyhands.tasks.contract import scored
-from manyhands.transports.base import Transport
 
 
 class GlobalBatch(NamedTuple):
@@ -95,7 +94,7 @@ def pooled(task: Task, until: ExitStack) -> Task:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, feed: Feed, transport: Transport) -> tuple[float, float]:
+def evaluate(model: nn.Module, feed: Feed, transport: Collectives) -> tuple[float, float]:
     """The mean score and the mean loss over the test set; each worker evaluates its part."""
     task, total = feed.task, len(feed.task.test)
     share = BatchShare(transport.rank, transport.size)

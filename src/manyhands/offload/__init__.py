@@ -1,1 +1,1 @@
-"""What a model's blocks cost in time and memory, and how to train with less memory than they would take."""
+"""Train with less memory: what the blocks of a model cost, and activations that are moved or recomputed."""

@@ -1,8 +1,8 @@
 """Where activations wait for backward: a file on disk, with one thread that writes and one that reads.
 
-send  ->  waiting  ->  writing  ->  away  ->  coming  ->  here        and back to away when left
-             |                                             ^
-             +---- wanted before it was written -----------+
+send  ->  waiting  ->  writing  ->  stored  ->  loading  ->  loaded     and back to stored when released
+             |                                                 ^
+             +---- prefetched before it was written -----------+
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor
 from manyhands.core.errors import StorageError
 from manyhands.devices.device import Event
 from manyhands.offload.file_slots import PAGE, FileSlots, whole_pages
-from manyhands.offload.scratch_file import Scratch, choose
+from manyhands.offload.scratch_file import ScratchFile, choose
 
-PIECE = 4 * 2**20  # bytes that are copied to where a page begins, then written
-GROWTH = 64 * 2**20  # a file grows by multiples of it
+PIECE = 4 * 2**20  # bytes that are copied to a page boundary and then written at once
+GROWTH = 64 * 2**20  # bytes: the file grows by multiples of it
 IN_FLIGHT = 64 * 2**20  # bytes that may wait to be written
 
-State = Literal["waiting", "writing", "away", "coming", "here"]
+State = Literal["waiting", "writing", "stored", "loading", "loaded"]
 
 
-class Parcel:
-    """Bytes in the hands of a store; `buffer` is where they are while they are here."""
+class OffloadedBuffer:
+    """Bytes that a store keeps. `buffer` is their memory while they are loaded."""
 
-    __slots__ = ("buffer", "dropped", "nbytes", "ready", "slot", "source", "state", "wanted")
+    __slots__ = ("buffer", "dropped", "nbytes", "prefetched", "ready", "slot", "source", "state")
 
     def __init__(self, source: Tensor) -> None:
         self.nbytes = source.nbytes
@@ -40,61 +40,63 @@ class Parcel:
         self.buffer: Tensor | None = None
         self.state: State = "waiting"
         self.slot: int | None = None
-        self.wanted = self.dropped = False
-        self.ready: Event | None = None  # on CUDA: when the last copy is done
+        self.prefetched = self.dropped = False
+        self.ready: Event | None = None  # on CUDA: after the last copy
 
 
 class ActivationStore(Protocol):
-    """What the hooks ask of a store; tensors are one-dimensional bytes."""
+    """The interface of a store for the hooks of autograd. Tensors are one-dimensional bytes."""
 
-    device: torch.device  # that they come from
+    device: torch.device  # of the tensors
     written: int  # bytes so far
     read: int
-    waited: float  # seconds that computing stood still for it
-    in_flight: int  # bytes that may wait to be moved; with more, computing waits
+    waited: float  # seconds that the computation waited
+    in_flight: int  # bytes that may wait to be moved; with more, the computation waits
 
     def reserve(self, nbytes: int) -> None:
-        """Be sure to have room for so much, or say that there is none."""
+        """Allocate space for `nbytes`, or raise an error."""
 
-    def send(self, source: Tensor) -> Parcel:
-        """Begin to move these bytes away; the store lets go of them as soon as they are."""
+    def send(self, source: Tensor) -> OffloadedBuffer:
+        """Begin to store these bytes. The store releases `source` when they are stored."""
 
-    def settle(self) -> None:
-        """Wait until all that was sent is away."""
+    def flush(self) -> None:
+        """Wait until everything that was sent is stored."""
 
-    def want(self, parcel: Parcel) -> None:
-        """Begin to fetch it."""
+    def prefetch(self, item: OffloadedBuffer) -> None:
+        """Begin to load it."""
 
-    def take(self, parcel: Parcel) -> Tensor:
-        """The bytes, as soon as they are here."""
+    def load(self, item: OffloadedBuffer) -> Tensor:
+        """Wait until the bytes are loaded, and return them."""
 
-    def leave(self, parcel: Parcel) -> None:
-        """The copy that is here is not needed any more; the one that is away stays."""
+    def release(self, item: OffloadedBuffer) -> None:
+        """Free the loaded copy. The stored one stays."""
 
-    def drop(self, parcel: Parcel) -> None:
-        """Nobody will ask for it again; safe at any moment, in any thread."""
+    def drop(self, item: OffloadedBuffer) -> None:
+        """Free everything. It may be called at any moment, in any thread."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 @final
 class DiskStore:
-    """Main memory to disk; an error of a thread is raised where its result is asked for."""
+    """Moves main memory to disk. An error of a thread is raised when its result is needed."""
 
     def __init__(self, folder: str | None = None, in_flight: int = IN_FLIGHT) -> None:
         self.device = torch.device("cpu")
         self.written = self.read = 0
         self.waited = 0.0
         self.in_flight = in_flight
-        self._file = Scratch(choose(folder))
+        self._file = ScratchFile(choose(folder))
         self._slots = FileSlots()
         self._error: OSError | None = None
         self._closed = False
-        self._pending = 0  # bytes that wait or are being written
-        self._dropped: deque[Parcel] = deque()  # filled without the lock: a finaliser may run inside it
-        self._out: deque[Parcel] = deque()
-        self._in: deque[Parcel] = deque()
+        self._pending = 0  # bytes that are waiting or writing
+        self._dropped: deque[OffloadedBuffer] = (
+            deque()
+        )  # filled without the lock: a finalizer may run while it is held
+        self._out: deque[OffloadedBuffer] = deque()
+        self._in: deque[OffloadedBuffer] = deque()
         lock = threading.Lock()
         self._to_write, self._to_read = threading.Condition(lock), threading.Condition(lock)
         self._done = threading.Condition(lock)
@@ -112,79 +114,79 @@ class DiskStore:
 
     @property
     def used(self) -> int:
-        """Bytes of the file that belong to somebody."""
+        """Bytes of the file that are in use."""
         with self._done:
             self._sweep()
             return self._slots.end - self._slots.free
 
     def reserve(self, nbytes: int) -> None:
-        """Lay the file out for so much."""
+        """Grow the file to `nbytes`."""
         with self._done:
             self._file.grow(whole_pages(nbytes))
 
-    def send(self, source: Tensor) -> Parcel:
-        """Begin to write; waits while too much is waiting already."""
-        parcel = Parcel(source)
+    def send(self, source: Tensor) -> OffloadedBuffer:
+        """Begin to write. Wait while more than `in_flight` bytes are waiting."""
+        item = OffloadedBuffer(source)
         with self._done:
             self._check()
             self._sweep()
-            room = whole_pages(parcel.nbytes)
-            parcel.slot = self._slots.take(room)
+            size = whole_pages(item.nbytes)
+            item.slot = self._slots.take(size)
             try:
                 if self._slots.end > self._file.nbytes:
                     self._file.grow(-(-self._slots.end // GROWTH) * GROWTH)
             except BaseException:
-                self._slots.give(parcel.slot, room)
+                self._slots.give(item.slot, size)
                 raise
             since = time.perf_counter()
-            self._pending += parcel.nbytes
-            self._out.append(parcel)
+            self._pending += item.nbytes
+            self._out.append(item)
             self._to_write.notify()
-            while self._pending > max(self.in_flight, parcel.nbytes) and self._error is None:
+            while self._pending > max(self.in_flight, item.nbytes) and self._error is None:
                 self._done.wait()
             self.waited += time.perf_counter() - since
-        return parcel
+        return item
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until all is written."""
         with self._done:
             while self._pending:
                 self._check()
                 self._done.wait()
 
-    def want(self, parcel: Parcel) -> None:
-        """Begin to read; what is not written yet just stays."""
+    def prefetch(self, item: OffloadedBuffer) -> None:
+        """Begin to read. What is not written yet stays in memory."""
         with self._done:
-            self._want(parcel)
+            self._prefetch(item)
 
-    def take(self, parcel: Parcel) -> Tensor:
-        """Wait until it is here."""
+    def load(self, item: OffloadedBuffer) -> Tensor:
+        """Wait until it is loaded."""
         with self._done:
             since = time.perf_counter()
-            self._want(parcel)
-            while parcel.state != "here":
+            self._prefetch(item)
+            while item.state != "loaded":
                 self._check()
                 self._done.wait()
             self.waited += time.perf_counter() - since
-            assert parcel.buffer is not None
-            return parcel.buffer
+            assert item.buffer is not None
+            return item.buffer
 
-    def leave(self, parcel: Parcel) -> None:
-        """Forget the copy in memory, unless it is the only one."""
+    def release(self, item: OffloadedBuffer) -> None:
+        """Free the copy in memory, unless it is the only one."""
         with self._done:
-            parcel.wanted = False
-            if parcel.state == "here" and parcel.slot is not None:
-                parcel.buffer, parcel.state = None, "away"
+            item.prefetched = False
+            if item.state == "loaded" and item.slot is not None:
+                item.buffer, item.state = None, "stored"
 
-    def drop(self, parcel: Parcel) -> None:
-        """Only noted here; whoever comes next with the lock in hand frees the slot."""
-        parcel.dropped = True
-        if parcel.state == "here":
-            parcel.buffer = None
-        self._dropped.append(parcel)
+    def drop(self, item: OffloadedBuffer) -> None:
+        """Only mark it. The next call that holds the lock frees the slot."""
+        item.dropped = True
+        if item.state == "loaded":
+            item.buffer = None
+        self._dropped.append(item)
 
     def close(self) -> None:
-        """End the threads, free the disk."""
+        """End the threads and free the disk."""
         with self._done:
             if self._closed:
                 return
@@ -199,107 +201,107 @@ class DiskStore:
     def _check(self) -> None:
         if self._error is not None:
             reason = self._error.strerror or self._error
-            raise StorageError(f"moved activations could not be written or read again: {reason}")
+            raise StorageError(f"offloaded activations could not be written or read: {reason}")
         if self._closed:
-            raise StorageError("activations are asked for after the store that has them was closed")
+            raise StorageError("offloaded activations are needed after their store was closed")
 
-    def _want(self, parcel: Parcel) -> None:
+    def _prefetch(self, item: OffloadedBuffer) -> None:
         self._check()
         self._sweep()
-        parcel.wanted = True
-        if parcel.state == "waiting":  # the writer has not come to it: it stays, and its room is free
-            assert parcel.slot is not None
-            self._slots.give(parcel.slot, whole_pages(parcel.nbytes))
-            parcel.slot, parcel.buffer, parcel.source, parcel.state = None, parcel.source, None, "here"
-            self._pending -= parcel.nbytes
-        elif parcel.state == "away":
-            parcel.buffer, parcel.state = aligned(parcel.nbytes), "coming"
-            self._in.append(parcel)
+        item.prefetched = True
+        if item.state == "waiting":  # not written yet: it stays in memory, and its slot is freed
+            assert item.slot is not None
+            self._slots.give(item.slot, whole_pages(item.nbytes))
+            item.slot, item.buffer, item.source, item.state = None, item.source, None, "loaded"
+            self._pending -= item.nbytes
+        elif item.state == "stored":
+            item.buffer, item.state = aligned(item.nbytes), "loading"
+            self._in.append(item)
             self._to_read.notify()
 
     def _sweep(self) -> None:
-        """Free the slots of what was dropped; what a thread has in hand comes later."""
+        """Free the slots of what was dropped. What a thread uses right now is freed later."""
         later = []
         while self._dropped:
-            parcel = self._dropped.popleft()
-            if parcel.state in ("writing", "coming"):
-                later.append(parcel)
+            item = self._dropped.popleft()
+            if item.state in ("writing", "loading"):
+                later.append(item)
                 continue
-            if parcel.state == "waiting":
-                self._pending -= parcel.nbytes
-            if parcel.slot is not None:
-                self._slots.give(parcel.slot, whole_pages(parcel.nbytes))
-            parcel.slot, parcel.source, parcel.buffer, parcel.state = None, None, None, "here"
+            if item.state == "waiting":
+                self._pending -= item.nbytes
+            if item.slot is not None:
+                self._slots.give(item.slot, whole_pages(item.nbytes))
+            item.slot, item.source, item.buffer, item.state = None, None, None, "loaded"
             self._done.notify_all()
         self._dropped.extend(later)
 
     def _write_all(self) -> None:
         staging = mmap.mmap(-1, PIECE)
-        window = ctypes.c_char.from_buffer(staging)
-        address = ctypes.addressof(window)
-        while (parcel := self._next(self._out, self._to_write, "waiting", "writing")) is not None:
+        start = ctypes.c_char.from_buffer(staging)
+        address = ctypes.addressof(start)
+        while (item := self._next(self._out, self._to_write, "waiting", "writing")) is not None:
             try:
-                self._write(parcel, address)
-                self._finish_write(parcel)
+                self._write(item, address)
+                self._finish_write(item)
             except OSError as error:
                 self._fail(error)
-            del parcel  # it would hold what it is done with while it waits for the next
-        del window
+            del item  # otherwise it would hold the memory while it waits for the next
+        del start
         staging.close()
 
-    def _finish_write(self, parcel: Parcel) -> None:
+    def _finish_write(self, item: OffloadedBuffer) -> None:
         with self._done:
-            self._pending -= parcel.nbytes
-            self.written += parcel.nbytes
-            if parcel.wanted:  # meanwhile: then it need not be read
-                parcel.buffer, parcel.state = parcel.source, "here"
+            self._pending -= item.nbytes
+            self.written += item.nbytes
+            if item.prefetched:  # prefetched meanwhile: it stays in memory
+                item.buffer, item.state = item.source, "loaded"
             else:
-                parcel.state = "away"
-            parcel.source = None
+                item.state = "stored"
+            item.source = None
             self._done.notify_all()
 
-    def _write(self, parcel: Parcel, staging: int) -> None:
-        assert parcel.source is not None
-        assert parcel.slot is not None
-        begin = parcel.source.data_ptr()
-        for offset in range(0, parcel.nbytes, PIECE):
-            if parcel.dropped:
+    def _write(self, item: OffloadedBuffer, staging: int) -> None:
+        assert item.source is not None
+        assert item.slot is not None
+        begin = item.source.data_ptr()
+        for offset in range(0, item.nbytes, PIECE):
+            if item.dropped:
                 return
-            count = min(PIECE, parcel.nbytes - offset)
+            count = min(PIECE, item.nbytes - offset)
             ctypes.memmove(staging, begin + offset, count)
-            self._file.write(staging, whole_pages(count), parcel.slot + offset)
+            self._file.write(staging, whole_pages(count), item.slot + offset)
 
     def _read_all(self) -> None:
-        while (parcel := self._next(self._in, self._to_read, "coming", "coming")) is not None:
+        while (item := self._next(self._in, self._to_read, "loading", "loading")) is not None:
             try:
-                buffer = parcel.buffer
+                buffer = item.buffer
                 assert buffer is not None
-                assert parcel.slot is not None
-                self._file.read(buffer.data_ptr(), whole_pages(parcel.nbytes), parcel.slot)
+                assert item.slot is not None
+                self._file.read(buffer.data_ptr(), whole_pages(item.nbytes), item.slot)
                 del buffer
                 with self._done:
-                    parcel.state = "here"
-                    self.read += parcel.nbytes
+                    item.state = "loaded"
+                    self.read += item.nbytes
                     self._done.notify_all()
             except OSError as error:
                 self._fail(error)
-            del parcel
+            del item
 
     def _next(
-        self, queue: deque[Parcel], bell: threading.Condition, before: State, after: State
-    ) -> Parcel | None:
-        """The next of a queue that is still in the state it was put there in; None when all is over."""
+        self, queue: deque[OffloadedBuffer], added: threading.Condition, before: State, after: State
+    ) -> OffloadedBuffer | None:
+        """The next of a queue that is still in the state `before`, or None when the store is closed."""
         with self._done:
             while True:
                 self._sweep()
                 while queue:
-                    parcel = queue.popleft()
-                    if parcel.state == before:
-                        parcel.state = after
-                        return parcel
+                    item = queue.popleft()
+                    if item.state == before:
+                        item.state = after
+                        return item
                 if self._closed:
                     return None
-                bell.wait()
+                added.wait()
 
     def _fail(self, error: OSError) -> None:
         with self._done:
@@ -308,6 +310,6 @@ class DiskStore:
 
 
 def aligned(nbytes: int) -> Tensor:
-    """Bytes that begin where a page begins, with room behind them up to the next page."""
-    room = torch.empty(whole_pages(nbytes) + PAGE, dtype=torch.uint8)
-    return room[-room.data_ptr() % PAGE :][:nbytes]
+    """Bytes that begin at a page boundary and can be read up to the next one."""
+    memory = torch.empty(whole_pages(nbytes) + PAGE, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % PAGE :][:nbytes]

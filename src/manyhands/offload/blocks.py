@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from manyhands.core.errors import UsageError
 from manyhands.devices.device import of
 
-ROUNDS = 3  # the best of so many counts
+ROUNDS = 3  # measurements, of which the shortest counts
 
 
 class Cost(NamedTuple):
-    """What one block takes for the samples it was measured with."""
+    """The cost of one block for the samples it was measured with."""
 
     name: str
     forward: float  # seconds
     backward: float
     saved: int  # bytes that autograd keeps for backward, parameters left out
-    outputs: int  # bytes that it hands on
-    copying: float  # seconds to hand them on through memory
-    parameters: int  # numbers
-    alone: bool  # false where its inputs are changed in place, by it or behind it: no cut before it
+    outputs: int  # bytes
+    copying: float  # seconds to copy the outputs
+    parameters: int  # elements
+    alone: bool  # false if its inputs are changed in place, by it or later: no stage can begin with it
 
     @property
     def seconds(self) -> float:
@@ -35,29 +35,32 @@ class Cost(NamedTuple):
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks whose composition the model is, or the sentence that says why it cannot be cut.
+    """The blocks of a model, whose composition is the model. An error says why it has none.
 
-    A sequence is cut between its members; any other model names its blocks, in order, with a method `blocks`.
+    The blocks of a sequence are its members. Any other model lists its blocks, in order, with a method
+    `blocks`.
     """
     named = getattr(model, "blocks", None)
     if callable(named) and not isinstance(named, nn.Module):
         found = list(named())
         if not found or not all(isinstance(block, nn.Module) for block in found):
-            raise UsageError(f"{type(model).__name__}.blocks() must name modules in order, got {found!r:.80}")
+            raise UsageError(
+                f"{type(model).__name__}.blocks() must return modules in order, got {found!r:.80}"
+            )
         return found
     if isinstance(model, nn.Sequential):
         if not len(model):
-            raise UsageError("an empty nn.Sequential cannot be cut into blocks")
+            raise UsageError("an empty nn.Sequential cannot be divided into blocks")
         only = model[0]
         return blocks_of(only) if len(model) == 1 and isinstance(only, nn.Sequential) else list(model)
     raise UsageError(
-        f"a {type(model).__name__} cannot be cut into blocks: it is no nn.Sequential and has no method "
-        "blocks() that names the modules it consists of in order"
+        f"a {type(model).__name__} cannot be divided into blocks: it is not an nn.Sequential and has no "
+        "method blocks() that returns its modules in order"
     )
 
 
 def joined(blocks: Sequence[nn.Module]) -> set[int]:
-    """The borders (the number of the block behind them) that blocks with a common parameter leave no cut."""
+    """The blocks (by index) with which no stage can begin, because blocks around it share a parameter."""
     users: dict[int, list[int]] = {}
     for number, block in enumerate(blocks):
         for parameter in block.parameters():
@@ -66,24 +69,26 @@ def joined(blocks: Sequence[nn.Module]) -> set[int]:
 
 
 def measure(model: nn.Module, inputs: Tensor, rounds: int = ROUNDS) -> list[Cost]:
-    """Run each block by itself on what the ones before it give; the model and random state stay as they are.
+    """Measure each block with the outputs of the one before it. The model and random states do not change.
 
-    Raises where the blocks are not the model: their composition must give what the model gives.
+    Raises an error if the composition of the blocks is not the model.
     """
     blocks = blocks_of(model)
     devices = [inputs.device] if inputs.is_cuda else []
     with torch.random.fork_rng(devices=devices):
         _check_composition(model, blocks, inputs)
         costs, views = [], []
-        inputs = inputs.detach()  # nobody needs their gradient, which saves the first layer half its backward
+        inputs = (
+            inputs.detach()
+        )  # without their gradient, the backward of the first layer takes half the time
         for number, block in enumerate(blocks):
-            # a block by itself, so that neither gradients nor running statistics of the model change
+            # a copy, so that neither gradients nor running statistics of the model change
             name = f"{number} {type(block).__name__}"
             cost, inputs, view = _measure(name, copy.deepcopy(block), inputs, rounds)
             costs.append(cost)
             views.append(view)
     for number in reversed(range(len(blocks) - 1)):
-        if views[number] and not costs[number + 1].alone:  # what is written there are the inputs here
+        if views[number] and not costs[number + 1].alone:  # the next block writes to the inputs of this one
             costs[number] = costs[number]._replace(alone=False)
     return costs
 
@@ -93,18 +98,18 @@ def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Te
     model.eval()
     try:
         with torch.inference_mode():
-            whole = model(inputs[:2].clone())  # a first block may write over its inputs
+            whole = model(inputs[:2].clone())  # a first block may overwrite its inputs
             parts = inputs[:2].clone()
             for number, block in enumerate(blocks):
                 parts = block(parts)
                 if not isinstance(parts, Tensor):
                     raise UsageError(
-                        f"block {number} ({type(block).__name__}) gives a {type(parts).__name__}: blocks "
-                        "hand on one tensor"
+                        f"block {number} ({type(block).__name__}) returns a {type(parts).__name__}: "
+                        "blocks must return one tensor"
                     )
             if whole.shape != parts.shape or not torch.equal(whole, parts):
                 raise UsageError(
-                    f"the blocks of {type(model).__name__} one after the other do not give what it gives"
+                    f"the blocks of {type(model).__name__} in sequence do not give the outputs of the model"
                 )
     finally:
         for module, training in modes:
@@ -112,12 +117,12 @@ def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Te
 
 
 def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[Cost, Tensor, bool]:
-    """What a block costs, what it hands on, and whether that is the memory of its inputs."""
+    """The cost of a block, its outputs, and whether they share the memory of its inputs."""
     held = {p.untyped_storage().data_ptr() for p in (*block.parameters(), *block.buffers())}
     alone, forwards, backwards, copies = True, [], [], []
     outputs, saved, view = inputs, 0, False
     for number in range(rounds + 1):
-        # the first one fetches memory, chooses kernels, and shows whether a stage could begin here
+        # the first round allocates memory, chooses kernels, and shows whether a stage could begin here
         wanted = inputs.requires_grad or (number == 0 and inputs.is_floating_point())
         leaf = inputs.detach().clone().requires_grad_(wanted)
         kept: dict[int, int] = {}
@@ -142,9 +147,9 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
         forwards.append(time.perf_counter() - since)
         view = outputs.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
         saved = sum(kept.values())
-        room = torch.empty_like(outputs)
+        copied = torch.empty_like(outputs)
         since = time.perf_counter()
-        room.copy_(outputs.detach())
+        copied.copy_(outputs.detach())
         _finish(inputs)
         copies.append(time.perf_counter() - since)
         if outputs.requires_grad:

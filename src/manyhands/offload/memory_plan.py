@@ -1,13 +1,13 @@
-"""What to keep, recompute and move so that a memory budget holds at the least time: a dynamic program.
+"""What to keep, recompute and move: a dynamic program that minimizes time within a memory budget.
 
-A model is a row of units. Each is kept (its saved tensors stay), moved (they leave and come back), or part of
-a segment that is recomputed from its inputs, which are kept or moved. What is kept before a unit is there
-while the unit works, forward and backward; what comes behind it is not yet, or no more. So
+A model is a sequence of units. Each is kept (its saved tensors stay), moved (they are stored and loaded
+again), or part of a segment that is recomputed from its inputs, which are kept or moved. While a unit works,
+forward or backward, what is kept before it is in memory, but nothing of the units behind it. So
 
-    kept so far + what the unit works with + what is fetched ahead  <=  budget          for every unit
+    kept so far + memory of the unit itself + what is prefetched  <=  budget          for every unit
 
-and the state of the program is what is kept so far and what is moved so far, in steps of a grid (rounded
-up, so that the budget holds), and whether the last segment left its outputs to nobody.
+The state of the program is what is kept so far and what is moved so far, on a grid (rounded up, so that the
+budget holds), and whether the outputs of the last segment are still unsaved (`loose`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import numpy as np
 from manyhands.offload.profile import Unit
 
 How = Literal["keep", "move", "recompute"]
-LEVELS = 96  # steps of the grid
-LONGEST = 8  # units of a segment that is recomputed
+LEVELS = 96  # of the grid
+LONGEST = 8  # units of a recomputed segment at most
 
 
 class Speed(NamedTuple):
-    """What moving costs."""
+    """The cost of moving."""
 
-    write: float  # bytes a second
+    write: float  # bytes per second
     read: float
-    drag: float = 0.0  # seconds that computing loses a byte moved, there and back
+    drag: float = 0.0  # seconds that the computation loses per byte moved there and back
 
     def seconds(self, moved: float, forward: float, backward: float) -> float:
-        """What moving so much adds to a pass: what does not fit behind computing, and the drag."""
+        """Seconds that moving adds to a pass: what is not hidden by computation, and the drag."""
         return (
             self.drag * moved
             + max(0.0, moved / self.write - forward)
@@ -41,37 +41,37 @@ class Speed(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive units that are treated alike."""
+    """Consecutive units that are treated the same way."""
 
     start: int
     stop: int
     how: How
-    moves: bool  # what it leaves for backward is moved
+    moves: bool  # whether its saved tensors are moved
 
 
 class Plan(NamedTuple):
-    """A choice and what it should cost."""
+    """A choice and its predicted cost."""
 
     segments: tuple[Segment, ...]
     peak: int  # bytes of activations
-    moved: int  # bytes there, and as many back
-    seconds: float  # more than keeping everything
-    ahead: int  # bytes that are fetched before they are needed
+    moved: int  # bytes, there and back again
+    seconds: float  # more than if everything is kept
+    ahead: int  # bytes that are prefetched
 
 
 class _Step(NamedTuple):
-    """One way to go on from a unit."""
+    """One possible next segment."""
 
     segment: Segment
     kept: int
     moved: int
-    work: int  # bytes while it works, beside what is kept
+    work: int  # bytes while it works, besides what is kept
     seconds: float
-    loose: bool  # whether its outputs are left to whoever saves them next
+    loose: bool  # whether its outputs are unsaved, so that the next unit may save them
 
 
 def steps(units: Sequence[Unit], start: int, loose: bool, ahead: int, speed: Speed) -> Iterator[_Step]:
-    """Every way to go on from a unit; `loose` where nobody before it holds its inputs."""
+    """All possible next segments at a unit. `loose`: its inputs are not saved yet."""
     unit = units[start]
     for how in ("keep", "move"):
         moves = how == "move"
@@ -94,13 +94,13 @@ def steps(units: Sequence[Unit], start: int, loose: bool, ahead: int, speed: Spe
         work = ahead + unit.inputs + _inside(part) + max(u.work for u in part)
         for moves in (False, True):
             kept, moved = (0, held) if moves else (held, 0)
-            seconds = again(part) + waiting(moved, ahead, speed)
+            seconds = recompute_seconds(part) + waiting(moved, ahead, speed)
             segment = Segment(start, stop, "recompute", moves)
             yield _Step(segment, kept, moved, work - kept, seconds, True)
 
 
 def _inside(part: Sequence[Unit]) -> int:
-    """Bytes that a segment saves while it is recomputed, its inputs left out."""
+    """Bytes that a segment saves while it is recomputed, without its inputs."""
     total, loose = 0, False
     for unit in part:
         total += left_by(unit, loose)
@@ -109,35 +109,35 @@ def _inside(part: Sequence[Unit]) -> int:
 
 
 def after(unit: Unit, loose: bool) -> bool:
-    """Whether a unit that is kept or moved leaves its outputs to whoever saves them next."""
+    """Whether the outputs of a unit that is kept or moved are unsaved."""
     return not unit.saves_outputs and (loose or not unit.same)
 
 
 def left_by(unit: Unit, loose: bool) -> int:
-    """Bytes that are saved by this unit first."""
+    """Bytes that this unit is the first to save."""
     inputs = unit.inputs if unit.saves_inputs and loose and not (unit.same and unit.saves_outputs) else 0
     return unit.own + inputs + (unit.outputs if unit.saves_outputs else 0)
 
 
-def again(part: Sequence[Unit]) -> float:
-    """Seconds to recompute: it ends with the last tensor saved, and a last unit may save its inputs alone."""
+def recompute_seconds(part: Sequence[Unit]) -> float:
+    """Seconds to recompute a segment, up to its last saved tensor. The last unit may only save its inputs."""
     last = part[-1]
     only_inputs = last.own == 0 and not last.saves_outputs
     return sum(unit.forward for unit in part) - (last.forward if only_inputs else 0.0)
 
 
 def waiting(moved: int, ahead: int, speed: Speed) -> float:
-    """Seconds that backward waits for what is too large to be fetched ahead."""
+    """Seconds that backward waits for a tensor that is too large to prefetch."""
     return moved / speed.read if moved > ahead else 0.0
 
 
 def least(units: Sequence[Unit]) -> int:
-    """The smallest budget there is a plan for: everything moved, nothing fetched ahead."""
+    """The smallest budget that has a plan: everything moved, nothing prefetched."""
     return max(unit.at_once + unit.work for unit in units)
 
 
 def plain(units: Sequence[Unit]) -> int:
-    """What keeping everything takes at its peak."""
+    """The peak if everything is kept."""
     peak = held = 0
     loose = True
     for unit in units:
@@ -151,7 +151,7 @@ def plain(units: Sequence[Unit]) -> int:
 def choose(
     units: Sequence[Unit], budget: int, speed: Speed, aheads: Sequence[int] = (0,), levels: int = LEVELS
 ) -> Plan | None:
-    """The plan within the budget that takes the least time; None where there is none."""
+    """The fastest plan within the budget, or None."""
     forward, backward = sum(u.forward for u in units), sum(u.backward for u in units)
     plans = [
         plan for ahead in aheads if (plan := _choose(units, budget, speed, ahead, levels, forward, backward))
@@ -169,10 +169,10 @@ def _choose(
     backward: float,
 ) -> Plan | None:
     total = sum(left_by(unit, True) + unit.inputs for unit in units)
-    grain, heap = max(1, -(-budget // levels)), max(1, -(-total // levels))
-    most = levels + len(units)  # each may be rounded up by one
+    kept_unit, moved_unit = max(1, -(-budget // levels)), max(1, -(-total // levels))
+    most = levels + len(units)  # each unit may be rounded up by one
     shape = (levels + 1, most + 1)
-    # the least seconds of recomputing and waiting: [unit][loose][kept][moved]
+    # the fewest seconds of recomputing and waiting: [unit][loose][kept][moved]
     best = np.full((len(units) + 1, 2, *shape), np.inf)
     came = np.full((len(units) + 1, 2, *shape), -1, dtype=np.int32)
     best[0, 1, 0, 0] = 0.0
@@ -185,8 +185,8 @@ def _choose(
             if not np.isfinite(here).any():
                 continue
             for step in steps(units, start, bool(loose), ahead, speed):
-                kept, moved = -(-step.kept // grain), -(-step.moved // heap)
-                highest = (budget - step.work) // grain - kept  # of what is kept before
+                kept, moved = -(-step.kept // kept_unit), -(-step.moved // moved_unit)
+                highest = (budget - step.work) // kept_unit - kept  # of what is kept before
                 if step.work > budget or highest < 0:
                     continue
                 rows = min(highest, levels - kept) + 1
@@ -201,7 +201,7 @@ def _choose(
                 area[better] = cost[better]
                 origin = came[step.segment.stop, int(step.loose)][kept : kept + rows, moved : moved + columns]
                 origin[better] = len(ways) - 1
-    moving = np.array([speed.seconds(number * heap, forward, backward) for number in range(most + 1)])
+    moving = np.array([speed.seconds(number * moved_unit, forward, backward) for number in range(most + 1)])
     ends = best[-1] + moving
     if not np.isfinite(ends).any():
         return None
@@ -216,7 +216,7 @@ def _choose(
 
 
 def cost_of(units: Sequence[Unit], chosen: Sequence[_Step], speed: Speed, ahead: int) -> Plan:
-    """A row of steps with its exact figures."""
+    """The plan of these steps, with its exact cost."""
     peak = held = 0
     for step in chosen:
         held += step.kept

@@ -1,6 +1,6 @@
-"""Train with less memory: activations leave while they are not needed, or are computed again.
+"""Run modules with less memory: activations are moved out until backward needs them, or recomputed.
 
-`all` moves everything worth it, `conv` what convolutions are given (vDNN's choice), `auto` measures once and
+`all` moves every large tensor, `conv` the inputs of convolutions (as vDNN does). `auto` measures once and
 chooses for each part of the model whether it is kept, recomputed or moved.
 """
 
@@ -24,17 +24,17 @@ from manyhands.offload.activation_store import ActivationStore, DiskStore
 from manyhands.offload.memory_plan import Plan, Segment, Speed
 from manyhands.offload.pinned_store import PinnedStore
 from manyhands.offload.recompute import recomputed
-from manyhands.offload.saved_tensors import AHEAD, Tape
+from manyhands.offload.saved_tensors import AHEAD, SavedTensorLog
 
-LESS = 0.2  # of the activations' memory is what `auto` aims for where no budget is given
-AHEADS = (64 * 2**20, 16 * 2**20, 4 * 2**20, 0)  # bytes fetched ahead that it may choose from
+TARGET_SHARE = 0.2  # of the memory of activations: the goal of `auto` without a budget
+AHEADS = (64 * 2**20, 16 * 2**20, 4 * 2**20, 0)  # bytes to prefetch, from which `auto` chooses
 
 
-class Way:
-    """How one module is run: its units, and segments of them."""
+class ModulePlan:
+    """How one module is run: its units, grouped into segments."""
 
     def __init__(self, units: list[nn.Module], segments: tuple[Segment, ...], size: int, ahead: int) -> None:
-        self.size, self.ahead = size, ahead  # numbers in the inputs it was chosen for
+        self.size, self.ahead = size, ahead  # elements of the inputs it was made for
         self.parts: list[tuple[Segment, nn.Module]] = [
             (segment, units[segment.start] if segment.stop == segment.start + 1 else nn.Sequential(*part))
             for segment in segments
@@ -44,7 +44,7 @@ class Way:
 
 @final
 class Offload:
-    """Runs modules so that what autograd saves takes little memory; results are the same to the last bit."""
+    """Runs modules so that the tensors saved by autograd take less memory. No bit of a result changes."""
 
     def __init__(
         self,
@@ -53,135 +53,134 @@ class Offload:
         folder: str | None = None,
         choices: dict[str, Any] | None = None,
         *,
-        remembered: int | None = None,  # bytes of an optimizer's memory that are still to come
+        optimizer_state: int | None = None,  # bytes that the optimizer will still allocate
         device: Device = HOST,
     ) -> None:
         self._mode, self._memory, self._folder = mode, memory, folder
         self._choices = {} if choices is None else choices
         self._store: ActivationStore | None = None
-        self._ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
-        self._known: WeakKeyDictionary[nn.Module, list[profile.Unit]] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[nn.Module, ModulePlan] = WeakKeyDictionary()
+        self._profiles: WeakKeyDictionary[nn.Module, list[profile.Unit]] = WeakKeyDictionary()
         self._speed: Speed | None = None
         self._runs = 0
-        self._tapes: WeakSet[Tape] = WeakSet()  # of passes that backward has not finished
-        self._passes = 1  # that were in flight at a time
+        self._logs: WeakSet[SavedTensorLog] = WeakSet()  # of passes whose backward has not ended
+        self._passes = 1  # the most that were in flight at a time
         self._device = device
-        self._others = budget.Others(memory, remembered, device)
+        self._others = budget.OtherMemory(memory, optimizer_state, device)
         self._open = ExitStack()
 
     def run(self, module: nn.Module, inputs: Tensor) -> Tensor:
         """The module's outputs."""
         if self._mode == "none" or not torch.is_grad_enabled():
-            plainly: Tensor = module(inputs)
-            return plainly
-        way = self._ways.get(module)
-        if way is None or inputs.numel() > way.size or self._learnt(module):
-            way = self._ways[module] = self._choose(module, inputs)
+            outputs: Tensor = module(inputs)
+            return outputs
+        plan = self._plans.get(module)
+        if plan is None or inputs.numel() > plan.size or self._outdated(module):
+            plan = self._plans[module] = self._choose(module, inputs)
         store = self._store
         assert store is not None
         held = (*module.parameters(), *module.buffers(), inputs)
         conv = self._mode == "conv"
-        tape = Tape(store, held, moving=not conv, promote=conv, ahead=way.ahead)
-        self._tapes.add(tape)
+        log = SavedTensorLog(store, held, moving=not conv, promote=conv, ahead=plan.ahead)
+        self._logs.add(log)
         self._runs += 1
-        with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
+        with torch.autograd.graph.saved_tensors_hooks(log.pack, log.unpack):
             if conv:
-                with _moving_inside_convolutions(module, tape):
-                    return self._through(way, tape, inputs, steer=False)
-            return self._through(way, tape, inputs, steer=self._mode == "auto")
+                with _moving_inside_convolutions(module, log):
+                    return self._run_parts(plan, log, inputs, steer=False)
+            return self._run_parts(plan, log, inputs, steer=self._mode == "auto")
 
-    def _learnt(self, module: nn.Module) -> bool:
-        """Whether the plan was made for less than there is: passes in flight, an optimizer, kernels."""
+    def _outdated(self, module: nn.Module) -> bool:
+        """Whether memory has grown since the plan was made: passes in flight, optimizer state, kernels."""
         if self._memory is None or self._mode != "auto":
             return False
-        passes, self._passes = self._passes, max(self._passes, len(self._tapes) + 1)
-        return self._passes > passes or (not self._tapes and self._others.grown(module))
+        passes, self._passes = self._passes, max(self._passes, len(self._logs) + 1)
+        return self._passes > passes or (not self._logs and self._others.grown(module))
 
     def close(self) -> None:
-        """End its threads and give back the disk; what was moved is told to the record."""
+        """End the threads, free the disk, and add what was moved to the choices of the record."""
         store, self._store = self._store, None
         if store is not None:
-            told = self._choices.setdefault("offload", {})
+            summary = self._choices.setdefault("offload", {})
             runs = max(1, self._runs)
-            told |= {
+            summary |= {
                 "written_a_pass": store.written // runs,
                 "read_a_pass": store.read // runs,
                 "waited_a_pass": round(store.waited / runs, 6),
             }
             self._open.close()
 
-    def _through(self, way: Way, tape: Tape, flowing: Tensor, *, steer: bool) -> Tensor:
-        for segment, part in way.parts:
+    def _run_parts(self, plan: ModulePlan, log: SavedTensorLog, tensor: Tensor, *, steer: bool) -> Tensor:
+        for segment, part in plan.parts:
             if steer:
-                tape.moving = segment.moves
-            # no other name holds what flows, so that it is freed as soon as it is moved
-            flowing = recomputed(part, flowing) if segment.how == "recompute" else part(flowing)
-        return flowing
+                log.moving = segment.moves
+            # no other variable refers to the tensor, so that it is freed as soon as it is moved
+            tensor = recomputed(part, tensor) if segment.how == "recompute" else part(tensor)
+        return tensor
 
-    def _choose(self, module: nn.Module, inputs: Tensor) -> Way:
+    def _choose(self, module: nn.Module, inputs: Tensor) -> ModulePlan:
         if self._store is None:
-            pinned = self._device.memory_of == "device"  # then main memory is nearer than a disk
+            pinned = self._device.memory_of == "device"  # then main memory is faster than a disk
             self._store = PinnedStore(self._device) if pinned else DiskStore(self._folder)
             self._open.callback(self._store.close)
-            self._open.enter_context(returned_memory())  # what is kept for the next step is not spared
+            self._open.enter_context(
+                returned_memory()
+            )  # memory that is kept for the next step would not be saved
         units = profile.units_of(module)
         if self._mode != "auto":
             how = tuple(Segment(number, number + 1, "move", True) for number in range(len(units)))
             self._choices["offload"] = {"mode": self._mode}
-            # a disk that is too small is told before anything is computed
-            wanted = [self._mode == "all" or isinstance(unit, _ConvNd) for unit in units]
+            # so that a disk that is too small is an error before the first computation
+            moves = [self._mode == "all" or isinstance(unit, _ConvNd) for unit in units]
             sizes = profile.sizes(units, inputs) or []
-            self._store.reserve(
-                sum(unit.touched for unit, moved in zip(sizes, wanted, strict=False) if moved)
-            )
-            return Way(units, how, inputs.numel(), AHEAD)
-        known = self._known.get(module)
-        if known is None or inputs.numel() > self._ways[module].size:
-            known = self._known[module] = profile.timed(units, inputs)
+            self._store.reserve(sum(unit.touched for unit, moved in zip(sizes, moves, strict=False) if moved))
+            return ModulePlan(units, how, inputs.numel(), AHEAD)
+        measured = self._profiles.get(module)
+        if measured is None or inputs.numel() > self._plans[module].size:
+            measured = self._profiles[module] = profile.timed(units, inputs)
         if self._speed is None:
             self._speed = budget.probe(self._store)
-        self._others.look(module)  # last, as measuring loads parts of the program too
-        chosen = self._plan(known)
+        self._others.measure(module)  # last, because measuring also loads parts of the program
+        chosen = self._plan(measured)
         self._store.reserve(chosen.moved)
         self._store.in_flight = chosen.ahead
-        self._tell(known, chosen)
-        return Way(units, chosen.segments, inputs.numel(), chosen.ahead)
+        self._record(measured, chosen)
+        return ModulePlan(units, chosen.segments, inputs.numel(), chosen.ahead)
 
-    def _plan(self, known: list[profile.Unit]) -> Plan:
+    def _plan(self, units: list[profile.Unit]) -> Plan:
         assert self._speed is not None
-        if self._memory is None:  # activations alone count: no choice makes gradients and kernels smaller
-            known = [unit.lean() for unit in known]
-            room = max(int(LESS * memory_plan.plain(known)), memory_plan.least(known))
+        if self._memory is None:  # only activations count: no choice makes gradients and kernels smaller
+            units = [unit.lean() for unit in units]
+            room = max(int(TARGET_SHARE * memory_plan.plain(units)), memory_plan.least(units))
         else:
-            least = memory_plan.least(known)
+            least = memory_plan.least(units)
             others = self._others.nbytes
             room = self._memory - others
             if room < least:
                 raise UsageError(
-                    f"memory {formatting.size(self._memory)} cannot hold even one block of this model "
-                    f"beside its "
-                    f"{formatting.size(others)} of parameters, gradients and the rest: it takes at least "
-                    f"{formatting.size(others + least)}"
+                    f"memory {formatting.size(self._memory)} is too small for one block of this model "
+                    f"besides {formatting.size(others)} of parameters, gradients and the rest: it needs at "
+                    f"least {formatting.size(others + least)}"
                 )
-            room = max(least, room // self._passes)  # each pass has its own
-        chosen = memory_plan.choose(known, room, self._speed, [a for a in AHEADS if a < room])
-        if chosen is None:  # rounding on the grid: there is room for everything moved and no more
-            chosen = memory_plan.choose(known, room, self._speed, [0], levels=4 * memory_plan.LEVELS)
+            room = max(least, room // self._passes)  # each pass in flight has its own
+        chosen = memory_plan.choose(units, room, self._speed, [a for a in AHEADS if a < room])
+        if chosen is None:  # rounding on the grid: there is only room if everything is moved
+            chosen = memory_plan.choose(units, room, self._speed, [0], levels=4 * memory_plan.LEVELS)
         assert chosen is not None
         return chosen
 
-    def _tell(self, known: list[profile.Unit], chosen: Plan) -> None:
+    def _record(self, units: list[profile.Unit], chosen: Plan) -> None:
         count: dict[str, int] = {"keep": 0, "move": 0, "recompute": 0}
         for segment in chosen.segments:
             count[segment.how] += segment.stop - segment.start
-        compute = sum(unit.forward + unit.backward for unit in known)
+        compute = sum(unit.forward + unit.backward for unit in units)
         assert self._speed is not None
         self._choices["offload"] = {
             "mode": self._mode,
             "units": count,
             "predicted_peak": chosen.peak,
             "predicted_peak_plain": memory_plan.plain(
-                known if self._memory else [unit.lean() for unit in known]
+                units if self._memory else [unit.lean() for unit in units]
             ),
             "moved_a_pass": chosen.moved,
             "seconds_a_pass": round(compute, 6),
@@ -193,12 +192,12 @@ class Offload:
 
 
 @contextmanager
-def _moving_inside_convolutions(module: nn.Module, tape: Tape) -> Iterator[None]:
+def _moving_inside_convolutions(module: nn.Module, log: SavedTensorLog) -> Iterator[None]:
     def enter(*_: object) -> None:
-        tape.moving = True
+        log.moving = True
 
     def leave(*_: object) -> None:
-        tape.moving = False
+        log.moving = False
 
     handles = []
     for member in module.modules():

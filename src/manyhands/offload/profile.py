@@ -1,4 +1,4 @@
-"""What a model would save for backward, found without computing it, and what each part of it takes."""
+"""What a model would save for backward, found without computing it, and the times of its parts."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from manyhands.offload.blocks import blocks_of, measure
 
 
 class Unit(NamedTuple):
-    """A part of a model that is called by itself, for the samples of one pass."""
+    """A part of a model that is called by itself, with the samples of one pass."""
 
     inputs: int  # bytes
     outputs: int
     own: int  # bytes it saves that are neither its inputs nor its outputs
     saves_inputs: bool
     saves_outputs: bool
-    same: bool  # whether its outputs are its inputs' memory
-    work: int = 0  # bytes while it works, beside what it saves: gradients, and room that kernels take
+    same: bool  # whether its outputs share the memory of its inputs
+    work: int = 0  # bytes while it works, besides what it saves: gradients and buffers of kernels
     forward: float = 0.0  # seconds
     backward: float = 0.0
-    alone: bool = True  # false where it changes its inputs in place
+    alone: bool = True  # false if it changes its inputs in place
     largest: int = 0  # bytes of the largest tensor it saves
 
     @property
     def touched(self) -> int:
-        """Bytes of what it saves, whoever saved them first."""
+        """Bytes of what it saves, also if another unit has saved them before."""
         inputs = self.inputs if self.saves_inputs and not (self.same and self.saves_outputs) else 0
         return self.own + inputs + (self.outputs if self.saves_outputs else 0)
 
     @property
     def at_once(self) -> int:
-        """Bytes of what it saves that backward needs at a time, where each comes as it is asked for."""
+        """Bytes of what it saves that backward needs at the same time, if each is loaded when needed."""
         return min(self.touched, 2 * self.largest) if self.largest else self.touched
 
     def lean(self) -> Unit:
-        """The same where activations alone count: going forward, inputs and outputs are there at once."""
+        """The same if only activations count: during forward, inputs and outputs are in memory together."""
         both = self.outputs if self.same else self.inputs + self.outputs
         return self._replace(work=max(0, both - self.at_once))
 
 
 def units_of(module: nn.Module) -> list[nn.Module]:
-    """The smallest modules whose composition it is; one that cannot be cut is one unit.
+    """The smallest modules whose composition is the module. One that cannot be divided is one unit.
 
-    Called one after the other, none of them is inside another that would hold its inputs meanwhile.
+    They are called one after the other, so that no outer module holds their inputs.
     """
     if _hooked(module):
         return [module]
@@ -67,9 +67,9 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit] | None:
-    """What each unit would save, by calling it with tensors that have a shape but no memory.
+    """What each unit would save, found by calling it with meta tensors.
 
-    None where that is not possible: a model may ask for the numbers in a tensor.
+    None if that is not possible, because a model reads the values of a tensor.
     """
     try:
         return _sizes(units, inputs)
@@ -79,23 +79,23 @@ def sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit] | None:
 
 def _sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit]:
     found = []
-    flowing = inputs.to("meta")
+    tensor = inputs.to("meta")
     if inputs.requires_grad:
-        flowing = flowing.requires_grad_() * 1  # a unit that works in place may not change a leaf
+        tensor = tensor.requires_grad_() * 1  # an in-place unit may not change a leaf
     with torch.random.fork_rng(devices=[]):
         for module in units:
-            unit, flowing = _size(module, flowing)
+            unit, tensor = _size(module, tensor)
             found.append(unit)
-    # the caller holds the first one's inputs anyway, and seldom asks for their gradient
+    # the caller holds the first inputs anyway, and seldom needs their gradient
     return [found[0]._replace(inputs=found[0].inputs if inputs.requires_grad else 0), *found[1:]]
 
 
 def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
-    state: dict[str, Tensor] = {name: _ghost(p) for name, p in module.named_parameters()}
-    state |= {name: _ghost(b) for name, b in module.named_buffers()}
+    state: dict[str, Tensor] = {name: _meta(p) for name, p in module.named_parameters()}
+    state |= {name: _meta(b) for name, b in module.named_buffers()}
     before = inputs.untyped_storage()._cdata
     own = {tensor.untyped_storage()._cdata for tensor in state.values()}
-    saved: dict[int, Tensor] = {}  # holding the tensors keeps the numbers of their storages apart
+    saved: dict[int, Tensor] = {}  # references, so that the ids of storages are not reused
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided and tensor.untyped_storage()._cdata not in own:
@@ -105,11 +105,11 @@ def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs: Any = functional_call(module, state, (inputs,))
     if not isinstance(outputs, Tensor):
-        raise UsageError(f"a {type(module).__name__} gives a {type(outputs).__name__}, not one tensor")
+        raise UsageError(f"a {type(module).__name__} returns a {type(outputs).__name__}, not one tensor")
     after = outputs.untyped_storage()._cdata
     others = sum(t.untyped_storage().nbytes() for n, t in saved.items() if n not in (before, after))
     gradients = inputs.nbytes + outputs.nbytes
-    # oneDNN copies what a convolution reads and writes into a layout of its own
+    # oneDNN copies the inputs and outputs of a convolution into its own layout
     kernels = gradients if any(isinstance(member, _ConvNd) for member in module.modules()) else 0
     unit = Unit(
         inputs.nbytes,
@@ -124,23 +124,23 @@ def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
     return unit, outputs
 
 
-def _ghost(tensor: Tensor) -> Tensor:
+def _meta(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
 
 def timed(units: Sequence[nn.Module], inputs: Tensor, share: int = 4) -> list[Unit]:
-    """The units with their times, measured with a part of the samples so as to take a part of the memory."""
-    few = max(min(2, len(inputs)), len(inputs) // share)  # a norm needs two
+    """The units with their times, measured with a part of the samples to save memory."""
+    few = max(min(2, len(inputs)), len(inputs) // share)  # a batch norm needs two
     costs = measure(nn.Sequential(*units), inputs.detach()[:few], rounds=1)
     scale = len(inputs) / few
-    known = sizes(units, inputs)
-    if known is None:  # then as it was measured; what two units save is counted twice
-        known, before = [], 0
+    found = sizes(units, inputs)
+    if found is None:  # use the measured sizes; what two units save is counted twice
+        found, before = [], 0
         for cost in costs:
             outputs, saved = int(scale * cost.outputs), int(scale * cost.saved)
-            known.append(Unit(before, outputs, saved, False, False, False, 2 * (before + outputs)))
+            found.append(Unit(before, outputs, saved, False, False, False, 2 * (before + outputs)))
             before = outputs
     return [
         unit._replace(forward=cost.forward * scale, backward=cost.backward * scale, alone=cost.alone)
-        for unit, cost in zip(known, costs, strict=True)
+        for unit, cost in zip(found, costs, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Activations that are not kept: a module is run again from its inputs when backward needs them."""
+"""Activations that are recomputed: a module is run again from its inputs when backward needs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(module: nn.Module, inputs: Tensor) -> Tensor:
-    """The module's outputs, of which autograd keeps the inputs; dropout draws the same masks again."""
+    """The outputs of a module. autograd only saves its inputs, and dropout draws the same masks again."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(module)
@@ -22,12 +22,12 @@ def recomputed(module: nn.Module, inputs: Tensor) -> Tensor:
 
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """A norm that sees a batch for the second time counts it in copies of its statistics, then forgotten.
+    """During recomputation, batch norms update copies of their running statistics, which are discarded.
 
-    Were its counting turned off, it would save fewer tensors than before, which autograd refuses.
+    If the updates were turned off, the norms would save fewer tensors than before, which autograd refuses.
     """
     norms = [m for m in module.modules() if isinstance(m, _NormBase)]
-    counting = [norm for norm in norms if norm.track_running_stats and norm.training]  # a frozen one does not
+    counting = [norm for norm in norms if norm.track_running_stats and norm.training]  # not the frozen ones
     own = [dict(norm._buffers) for norm in counting]
     for norm, buffers in zip(counting, own, strict=True):
         norm._buffers.update(

@@ -1,10 +1,10 @@
-"""What autograd saves on the way forward, packed and unpacked: kept as it is, or moved to a store and back.
+"""Hooks for the tensors that autograd saves: each is kept, or moved to a store and back.
 
-One tape a forward pass. It remembers in which order tensors were moved, so that backward, which asks for them
-in reverse, finds the next ones here already. A storage is moved once, however many views of it are saved.
+There is one log per forward pass. It stores the order in which tensors were moved, so that backward, which
+needs them in reverse, can prefetch the next ones. A storage is moved once, even if several views are saved.
 
-Hooks cost autograd its own check that a saved tensor was not changed in place afterwards; so each saved
-tensor leaves a witness here: a tensor without memory that counts changes with the original.
+With hooks, autograd no longer checks that a saved tensor was not changed in place. So the log keeps a version
+counter for each: a tensor without memory that shares the counter of the original.
 """
 
 from __future__ import annotations
@@ -19,101 +19,101 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import increment_version
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from manyhands.offload.activation_store import ActivationStore, Parcel
+from manyhands.offload.activation_store import ActivationStore, OffloadedBuffer
 
-WORTH = 256 * 1024  # bytes below which a tensor is not worth moving
-AHEAD = 64 * 2**20  # bytes that are fetched before they are needed
-LINE = 64  # kernels may choose by an address's place in a cache line: it stays what it was
+MIN_BYTES = 256 * 1024  # smaller tensors are not moved
+AHEAD = 64 * 2**20  # bytes that are prefetched
+LINE = 64  # bytes of a cache line: kernels may depend on the offset in it, so it is preserved
 
 
-class Record:
-    """One span of a storage that was moved."""
+class MovedSpan:
+    """A span of a storage that was moved."""
 
-    def __init__(self, store: ActivationStore, source: Tensor, start: int, witness: Tensor) -> None:
+    def __init__(self, store: ActivationStore, source: Tensor, start: int, counter: Tensor) -> None:
         self.start, self.nbytes = start, source.nbytes
-        self.witness, self.version = witness, witness._version
+        self.counter, self.version = counter, counter._version
         self.views = 0  # saved tensors that are views of it
-        self.due = 0  # of them, those that backward has not asked for since it was fetched
-        self.spent = False  # whether this backward pass is done with it
+        self.due = 0  # views that backward has not used since it was prefetched
+        self.used = False  # whether this backward pass has used it
         self._store = store
-        self.parcel: Parcel = store.send(source)
+        self.stored: OffloadedBuffer = store.send(source)
 
     def fetch(self) -> None:
-        """Begin to."""
-        if not self.parcel.wanted:
+        """Begin to load it."""
+        if not self.stored.prefetched:
             self.due = self.views
-            self._store.want(self.parcel)
+            self._store.prefetch(self.stored)
 
     def bytes(self) -> Tensor:
-        """Its bytes, waited for; with the last view that asks the copy here is left to autograd alone."""
+        """Wait for its bytes. After the last view, only autograd holds the loaded copy."""
         self.fetch()
-        buffer = self._store.take(self.parcel)
+        buffer = self._store.load(self.stored)
         self.due -= 1
         if self.due <= 0:
-            self.spent = True
-            self._store.leave(self.parcel)
+            self.used = True
+            self._store.release(self.stored)
         return buffer
 
-    def forgo(self) -> None:
-        """One view less will ask."""
+    def remove_view(self) -> None:
+        """One view is gone without being used."""
         self.views -= 1
         self.due -= 1
-        if self.parcel.wanted and self.due <= 0 < self.views:
-            self._store.leave(self.parcel)
+        if self.stored.prefetched and self.due <= 0 < self.views:
+            self._store.release(self.stored)
 
     def __del__(self) -> None:
-        parcel = getattr(self, "parcel", None)  # there is none where sending it failed
-        if parcel is not None:
-            self._store.drop(parcel)
+        stored = getattr(self, "stored", None)  # there is none if sending it failed
+        if stored is not None:
+            self._store.drop(stored)
 
 
 class Saved:
-    """One tensor that autograd saved: the tensor itself, or where in a record it is."""
+    """One tensor that autograd saved: the tensor itself, or its position in a moved span."""
 
-    def __init__(self, tape: Tape, tensor: Tensor, version: int) -> None:
-        self.tape, self.place = tape, len(tape.records)
+    def __init__(self, log: SavedTensorLog, tensor: Tensor, version: int) -> None:
+        self.log, self.position = log, len(log.spans)
         self.tensor: Tensor | None = tensor
         self.version = version
-        self.record: Record | None = None
+        self.span: MovedSpan | None = None
         self._asked = False
 
-    def move(self, record: Record) -> None:
-        """From now on it is in a record."""
+    def move(self, span: MovedSpan) -> None:
+        """Replace the tensor by its position in a span."""
         assert self.tensor is not None
-        held = self.tensor
-        self._like = held.dtype, held.size(), held.stride()
-        self._begin = int(held.storage_offset()) * held.element_size() - record.start
-        self.record, self.tensor = record, None
-        record.views += 1
+        tensor = self.tensor
+        self._like = tensor.dtype, tensor.size(), tensor.stride()
+        self._begin = int(tensor.storage_offset()) * tensor.element_size() - span.start
+        self.span, self.tensor = span, None
+        span.views += 1
 
     def restore(self) -> Tensor:
-        """The tensor, or autograd's complaint where it has been changed meanwhile."""
-        record = self.record
-        witness = self.tensor if record is None else record.witness
-        assert witness is not None
-        if witness._version != self.version:
+        """The tensor. Raises the error of autograd if it was changed in place."""
+        span = self.span
+        counter = self.tensor if span is None else span.counter
+        assert counter is not None
+        if counter._version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: it is at version {witness._version}, version {self.version} was saved"
+                f"operation: it is at version {counter._version}, version {self.version} was saved"
             )
-        if record is not None and record.spent:
-            self.tape.again()
-        self.tape.ahead_of(self.place)
-        if record is None:
+        if span is not None and span.used:
+            self.log.restart()
+        self.log.prefetch_before(self.position)
+        if span is None:
             assert self.tensor is not None
             return self.tensor
         self._asked = True
-        return _seen_as(record.bytes(), self._begin, self._like)
+        return _view_as(span.bytes(), self._begin, self._like)
 
     def __del__(self) -> None:
-        if self.record is not None and not self._asked:
-            self.record.forgo()
-        elif self.record is not None:
-            self.record.views -= 1
+        if self.span is not None and not self._asked:
+            self.span.remove_view()
+        elif self.span is not None:
+            self.span.views -= 1
 
 
-class Tape:
-    """The saved tensors of one forward pass; `moving` says whether those of now are moved."""
+class SavedTensorLog:
+    """The saved tensors of one forward pass. While `moving` is true, they are moved."""
 
     def __init__(
         self,
@@ -123,63 +123,63 @@ class Tape:
         moving: bool = True,
         promote: bool = False,
         ahead: int = AHEAD,
-        worth: int | None = None,
+        min_bytes: int | None = None,
     ) -> None:
         self._store, self.moving, self._promote = store, moving, promote
-        self._ahead, self._worth = ahead, WORTH if worth is None else worth
-        # what others hold anyway: moving it frees nothing
+        self._ahead, self._min_bytes = ahead, MIN_BYTES if min_bytes is None else min_bytes
+        # tensors that others hold anyway: moving them frees nothing
         self._held = {pointer for tensor in held if (pointer := _address(tensor))}
-        self.records: list[weakref.ref[Record]] = []
-        # by storage: the reference keeps its number from being given to another storage
-        self._known: dict[int, tuple[StorageWeakRef, list[weakref.ref[Record]]]] = {}
+        self.spans: list[weakref.ref[MovedSpan]] = []
+        # by storage; the reference keeps its id from being reused
+        self._by_storage: dict[int, tuple[StorageWeakRef, list[weakref.ref[MovedSpan]]]] = {}
         self._kept: dict[int, list[weakref.ref[Saved]]] = {}
         self.kept_bytes = 0
 
     def pack(self, tensor: Tensor) -> Any:
-        """Called when autograd saves a tensor."""
+        """Called by autograd to save a tensor."""
         saved = Saved(self, tensor.detach(), tensor._version)
         if not self._movable(tensor):
             return saved
         storage = tensor.untyped_storage()
         number = storage._cdata
         start, nbytes = _span(tensor)
-        if nbytes < self._worth:
-            if storage.nbytes() >= 2 * self._worth:  # a small view would keep all of it
-                saved.tensor = _alone(tensor, start, nbytes)
+        if nbytes < self._min_bytes:
+            if storage.nbytes() >= 2 * self._min_bytes:  # a small view would keep the whole storage
+                saved.tensor = _copy_of_view(tensor, start, nbytes)
             return saved
-        record = self._find(number, tensor, start, nbytes)
-        if record is None and self.moving:
-            record = self._send(tensor, start, nbytes)
-        if record is not None:
-            saved.move(record)
+        span = self._find(number, tensor, start, nbytes)
+        if span is None and self.moving:
+            span = self._send(tensor, start, nbytes)
+        if span is not None:
+            saved.move(span)
         else:
             self._kept.setdefault(number, []).append(weakref.ref(saved))
             self.kept_bytes += nbytes
         return saved
 
     def unpack(self, saved: Saved) -> Tensor:
-        """Called when backward needs it, once or several times."""
+        """Called by backward, once or several times."""
         return saved.restore()
 
-    def ahead_of(self, place: int) -> None:
-        """Backward is here: fetch what it needs next, as much as may be here at a time."""
+    def prefetch_before(self, position: int) -> None:
+        """Prefetch what backward needs next, up to the limit."""
         room = self._ahead
-        for number in range(place - 1, -1, -1):
-            record = self.records[number]()
-            if record is None:
+        for number in range(position - 1, -1, -1):
+            span = self.spans[number]()
+            if span is None:
                 continue
-            room -= record.nbytes
+            room -= span.nbytes
             if room < 0:
                 return
-            if not record.spent:
-                record.fetch()
+            if not span.used:
+                span.fetch()
 
-    def again(self) -> None:
-        """A backward pass began anew: what the last one was done with is needed again."""
-        for reference in self.records:
-            record = reference()
-            if record is not None:
-                record.spent = False
+    def restart(self) -> None:
+        """Another backward pass begins: it needs everything again."""
+        for reference in self.spans:
+            span = reference()
+            if span is not None:
+                span.used = False
 
     def _movable(self, tensor: Tensor) -> bool:
         if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
@@ -192,53 +192,53 @@ class Tape:
         ):
             return False
         owner = tensor._base if tensor._base is not None else tensor
-        if owner.is_leaf and owner.requires_grad:  # a parameter, though the module does not call it so
+        if owner.is_leaf and owner.requires_grad:  # a parameter that is not registered with the module
             return False
         return _address(tensor) not in self._held
 
-    def _find(self, number: int, tensor: Tensor, start: int, nbytes: int) -> Record | None:
-        """The record that has this tensor as it is now."""
-        alive, records = self._known.get(number, (None, []))
+    def _find(self, number: int, tensor: Tensor, start: int, nbytes: int) -> MovedSpan | None:
+        """The span that contains this tensor in its current version."""
+        alive, spans = self._by_storage.get(number, (None, []))
         if alive is None or alive.expired():  # type: ignore[no-untyped-call]
             return None
-        for reference in records:
-            record = reference()
+        for reference in spans:
+            span = reference()
             if (
-                record is not None
-                and record.start <= start
-                and start + nbytes <= record.start + record.nbytes
-                and (tensor.storage_offset() * tensor.element_size() - record.start) % tensor.element_size()
+                span is not None
+                and span.start <= start
+                and start + nbytes <= span.start + span.nbytes
+                and (tensor.storage_offset() * tensor.element_size() - span.start) % tensor.element_size()
                 == 0
-                and record.version == record.witness._version == tensor._version
-                and _count_together(record.witness, tensor)
+                and span.version == span.counter._version == tensor._version
+                and _share_counter(span.counter, tensor)
             ):
-                return record
+                return span
         return None
 
-    def _send(self, tensor: Tensor, start: int, nbytes: int) -> Record:
+    def _send(self, tensor: Tensor, start: int, nbytes: int) -> MovedSpan:
         storage = tensor.untyped_storage()
-        record = Record(self._store, _bytes(tensor, start, nbytes), start, _witness(tensor))
+        span = MovedSpan(self._store, _bytes(tensor, start, nbytes), start, _version_counter(tensor))
         number = storage._cdata
-        alive, records = self._known.get(number, (None, []))
+        alive, spans = self._by_storage.get(number, (None, []))
         if alive is None or alive.expired():  # type: ignore[no-untyped-call]
-            alive, records = StorageWeakRef(storage), []  # type: ignore[no-untyped-call]
-            self._known[number] = alive, records
-        records.append(weakref.ref(record))
-        self.records.append(weakref.ref(record))
+            alive, spans = StorageWeakRef(storage), []  # type: ignore[no-untyped-call]
+            self._by_storage[number] = alive, spans
+        spans.append(weakref.ref(span))
+        self.spans.append(weakref.ref(span))
         if self._promote:
-            self._move_earlier(number, record)
-        return record
+            self._move_earlier(number, span)
+        return span
 
-    def _move_earlier(self, number: int, record: Record) -> None:
-        """Views of the same span that were kept would keep all of it: they go with it."""
+    def _move_earlier(self, number: int, span: MovedSpan) -> None:
+        """Move views of this span that were kept: they would keep the whole storage."""
         for reference in self._kept.pop(number, []):
             saved = reference()
             if saved is None or saved.tensor is None:
                 continue
             start, nbytes = _span(saved.tensor)
-            within = record.start <= start and start + nbytes <= record.start + record.nbytes
-            if within and saved.version == record.version and _count_together(record.witness, saved.tensor):
-                saved.move(record)
+            within = span.start <= start and start + nbytes <= span.start + span.nbytes
+            if within and saved.version == span.version and _share_counter(span.counter, saved.tensor):
+                saved.move(span)
                 self.kept_bytes -= nbytes
 
 
@@ -247,7 +247,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Where in its storage a tensor begins, and how many bytes it reaches over; an expanded one is small."""
+    """The start of a tensor in its storage, and how many bytes it spans (few, if it is expanded)."""
     width = tensor.element_size()
     reach = sum((n - 1) * stride for n, stride in zip(tensor.size(), tensor.stride(), strict=True))
     begin = int(tensor.storage_offset()) * width
@@ -256,37 +256,37 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _bytes(tensor: Tensor, start: int, nbytes: int) -> Tensor:
-    """A part of its storage."""
+    """A part of the storage of a tensor, as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
         tensor.untyped_storage(), start, (nbytes,), (1,)
     )
 
 
-def _seen_as(buffer: Tensor, begin: int, like: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> Tensor:
-    """Bytes as a tensor of a kind, size and strides, which begins at one of them."""
+def _view_as(buffer: Tensor, begin: int, like: tuple[torch.dtype, torch.Size, tuple[int, ...]]) -> Tensor:
+    """Bytes as a tensor of this dtype, size and strides, from an offset on."""
     dtype, size, stride = like
     usable = buffer[: buffer.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
     return usable.as_strided(size, stride, usable.storage_offset() + begin // dtype.itemsize)
 
 
-def _alone(tensor: Tensor, start: int, nbytes: int) -> Tensor:
-    """A copy of a small view, strides and all, whose changes are counted with the original's."""
+def _copy_of_view(tensor: Tensor, start: int, nbytes: int) -> Tensor:
+    """A copy of a small view with the same strides, which shares the version counter of the original."""
     begin = int(tensor.storage_offset()) * tensor.element_size() - start
     counting = tensor.detach()
     copy = _bytes(tensor, start, nbytes).clone()
-    counting.data = _seen_as(copy, begin, (tensor.dtype, tensor.size(), tensor.stride()))
+    counting.data = _view_as(copy, begin, (tensor.dtype, tensor.size(), tensor.stride()))
     return counting
 
 
-def _witness(tensor: Tensor) -> Tensor:
-    """A tensor without memory that counts changes with this one."""
-    witness = tensor.detach()
-    witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return witness
+def _version_counter(tensor: Tensor) -> Tensor:
+    """A tensor without memory that shares the version counter of this one."""
+    counter = tensor.detach()
+    counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return counter
 
 
-def _count_together(one: Tensor, other: Tensor) -> bool:
-    """Whether a change in place of one is counted at the other; parts of a storage may count each its own."""
+def _share_counter(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors share a version counter. Parts of one storage may have different ones."""
     before = one._version
     with _unsafe_preserve_version_counter(other):
         increment_version(other)

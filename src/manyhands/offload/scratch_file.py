@@ -1,4 +1,4 @@
-"""The file that moved activations go to: without a name, laid out beforehand, past the page cache."""
+"""The temporary file of offloaded activations: without a name, allocated in advance, without page cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from manyhands.core import formatting
 from manyhands.core.errors import StorageError, UsageError
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-_WAY_OUT = "name a folder on another disk with --offload-to"
+_ADVICE = "choose a folder on another disk with --offload-to"
 
 
 def file_system(folder: Path) -> str | None:
-    """The kind of file system a folder is on, such as ext4; None where the system does not say."""
+    """The type of a folder's file system, such as ext4, or None if the system does not say."""
     table = Path("/proc/self/mountinfo")
     if not table.exists():
         return None
@@ -31,26 +31,28 @@ def file_system(folder: Path) -> str | None:
 
 
 def choose(wanted: str | None) -> Path:
-    """The folder a user names, or the first usual one that is on a disk; one that is memory is refused."""
+    """The folder that the user chose, or the first usual one on a disk. A folder in memory is refused."""
     if wanted is not None:
         folder = Path(wanted)
         if not folder.is_dir():
-            raise UsageError(f"offload_to {wanted} is no folder: make it, or name another with --offload-to")
+            raise UsageError(
+                f"offload_to {wanted} is not a folder: create it, or choose another with --offload-to"
+            )
         kind = file_system(folder)
         if kind in _IN_MEMORY:
             raise UsageError(
-                f"offload_to {wanted} is memory itself ({kind}), so nothing would be gained: {_WAY_OUT}"
+                f"offload_to {wanted} is in memory ({kind}), so nothing would be saved: {_ADVICE}"
             )
         return folder
     usual = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path.cwd()]
     for folder in usual:
         if folder.is_dir() and os.access(folder, os.W_OK) and file_system(folder) not in _IN_MEMORY:
             return folder
-    raise UsageError(f"the folders for temporary files are memory themselves (tmpfs): {_WAY_OUT}")
+    raise UsageError(f"the folders for temporary files are in memory (tmpfs): {_ADVICE}")
 
 
-class Scratch:
-    """A file that vanishes with the process, however it ends: it never has a name, or loses it at once."""
+class ScratchFile:
+    """A file without a name, which disappears with the process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.nbytes = folder, 0
@@ -58,10 +60,10 @@ class Scratch:
             self.fd, self.direct = _open(folder)
         except OSError as error:
             reason = error.strerror or error
-            raise StorageError(f"no file can be opened in {folder} ({reason}): {_WAY_OUT}") from None
+            raise StorageError(f"cannot open a file in {folder} ({reason}): {_ADVICE}") from None
 
     def grow(self, nbytes: int) -> None:
-        """Have room for so many bytes, for certain: a full disk is noticed here, not when it is written."""
+        """Allocate the file up to `nbytes`. A full disk is an error here, not at a later write."""
         if nbytes <= self.nbytes:
             return
         try:
@@ -72,8 +74,8 @@ class Scratch:
             os.ftruncate(self.fd, self.nbytes)
             free = shutil.disk_usage(self._folder).free
             raise StorageError(
-                f"activations to move need {formatting.size(nbytes)} in {self._folder}, which has "
-                f"{formatting.size(free)} free ({error.strerror}): {_WAY_OUT}"
+                f"offloaded activations need {formatting.size(nbytes)} in {self._folder}, which has "
+                f"{formatting.size(free)} free ({error.strerror}): {_ADVICE}"
             ) from None
         self.nbytes = nbytes
 
@@ -83,7 +85,7 @@ class Scratch:
         done = 0
         while done < nbytes:
             done += os.pwrite(self.fd, view[done:], offset + done)
-        if not self.direct:  # what stays in the page cache is memory that was not freed
+        if not self.direct:  # the page cache would be memory that is not freed
             os.fdatasync(self.fd)
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
@@ -94,13 +96,13 @@ class Scratch:
         while done < nbytes:
             count = os.preadv(self.fd, [view[done:]], offset + done)
             if count == 0:
-                raise OSError(errno.EIO, "the file ends too early")
+                raise OSError(errno.EIO, "unexpected end of file")
             done += count
         if not self.direct:
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Give the disk back."""
+        """Free the disk."""
         os.close(self.fd)
 
 

@@ -1,4 +1,4 @@
-"""A recipe: the plain numbers from which a batch size becomes an optimizer and a schedule."""
+"""A recipe: the plain values that turn a batch size into an optimizer and a schedule."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
 Scaling = Literal["linear", "sqrt", "none"]
 WarmupFrom = Literal["reference", "zero"]
 
-MANY = 1e300  # a number from here on is as good as infinite: whatever it is multiplied by
-REFERENCE_BATCH = 256  # the batch a recipe's `lr` is meant for: one server of eight GPUs in Goyal et al.
+LARGEST = 1e300  # products of larger numbers would overflow
+REFERENCE_BATCH = 256  # the batch that a recipe's `lr` is for: one server of eight GPUs in Goyal et al.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What the optimizer is and how its rate follows from the batch: plain values, fit to be recorded.
+    """The optimizer and how its learning rate follows from the batch: plain values that can be recorded.
 
-    `lr` is the rate at a batch of 256; `warmup` is in epochs; `milestones` are fractions of the run.
-    `momentum` belongs to sgd and lars, `nesterov` to sgd, the betas to adam, adamw and lamb, `coefficient` to
-    lars, `clamp` to lamb. `clip` bounds the norm of the whole gradient; whoever holds all of it applies it.
+    `lr` is the learning rate for a batch of 256, `warmup` is in epochs, `milestones` are fractions of the
+    run. `momentum` is for sgd and lars, `nesterov` for sgd, the betas for adam, adamw and lamb, `coefficient`
+    for lars, `clamp` for lamb. `clip` limits the norm of the whole gradient; the strategy applies it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Recipe:
         object.__setattr__(self, "milestones", _fractions(self.milestones))
 
     def peak(self, batch: int) -> float:
-        """The rate that the batch deserves: what warm-up leads to and decay starts from."""
+        """The learning rate for this batch: where warm-up ends and decay begins."""
         if self.scaling == "linear":
             return self.lr * (batch / REFERENCE_BATCH)
         if self.scaling == "sqrt":
@@ -74,10 +74,10 @@ class Recipe:
         return self.lr
 
     def schedule(self, batch: int, epoch: int, horizon: int) -> Schedule:
-        """The rate over a run of `horizon` samples whose epochs have `epoch` samples.
+        """The learning rate over a run of `horizon` samples whose epochs have `epoch` samples.
 
-        A warm-up longer than the run is shortened to the run. With nothing to warm up to (the peak is not
-        above the start) the rate is the peak at once.
+        A warm-up longer than the run is shortened to the run. If the peak is not above the start, there is
+        no warm-up.
         """
         return Schedule(
             start=self._start,
@@ -85,19 +85,18 @@ class Recipe:
             warmup=round(min(self.warmup * epoch, horizon)) if self._warms_up(batch) else 0,
             horizon=horizon,
             decay=self.decay,
-            # rounded to whole samples: 8/9 of 90 epochs is the end of epoch 80, not a rounding error after it
+            # rounded to samples: 8/9 of 90 epochs is exactly the end of epoch 80
             milestones=tuple(round(fraction * horizon) for fraction in self.milestones),
             factor=self.factor,
         )
 
     def describe(self, batch: int, epoch: int, horizon: int | None = None) -> str:
-        """One line for a person; given the horizon, it names the warm-up that the run has room for."""
-        peak = self.peak(batch)
-        rate = f"lr {_plain(self.lr)}" + (f" -> {_plain(peak)}" if peak != self.lr else "")
-        return " · ".join([self.optimizer, rate, *self._course(batch, epoch, horizon), *self._extras()])
+        """One line of text. With `horizon`, the warm-up is at most as long as the run."""
+        parts = [self.optimizer, self._scaled(batch), *self._course(batch, epoch, horizon), *self._extras()]
+        return " · ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as JSON knows it."""
+        """Every field, ready for JSON."""
         return {**asdict(self), "milestones": list(self.milestones)}
 
     @property
@@ -106,6 +105,13 @@ class Recipe:
 
     def _warms_up(self, batch: int) -> bool:
         return self.warmup > 0 and self.peak(batch) > self._start
+
+    def _scaled(self, batch: int) -> str:
+        peak = self.peak(batch)
+        if peak == self.lr:
+            return f"lr {_plain(self.lr)}"
+        how = " (square root)" if self.scaling == "sqrt" else ""
+        return f"lr {_plain(self.lr)} per {REFERENCE_BATCH} samples{how} = {_plain(peak)}"
 
     def _course(self, batch: int, epoch: int, horizon: int | None) -> list[str]:
         parts = []
@@ -146,12 +152,12 @@ def _is_finite(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MANY
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _number(name: str, value: Any, accepts: Callable[[float], bool], wanted: str) -> None:
-    if _is_finite(value) and abs(value) >= MANY:
-        raise UsageError(f"{name} must be below {MANY:g}, got {shown(value)}")
+    if _is_finite(value) and abs(value) >= LARGEST:
+        raise UsageError(f"{name} must be below {LARGEST:g}, got {shown(value)}")
     if not (_is_number(value) and accepts(value)):
         raise UsageError(f"{name} must be {wanted}, got {shown(value)}")
 

@@ -1,9 +1,9 @@
-"""Lars and Lamb: the length of each layer's step follows the norm of its weights.
+"""LARS and LAMB: the step of each layer is scaled by the norm of its weights.
 
-Both take `norms`, the one place where a whole layer is looked at: where a worker holds only slices of the
-layers, a strategy passes a function that sums the squares over all workers. It is called once a step for each
-layerwise group and with the same number of tensors everywhere, so a worker without a share of a layer must
-hold an empty slice of it. Groups marked `layerwise=False` (biases, normalization) take plain steps.
+Both take `norms`, the only function that needs whole layers. If a worker holds slices of the layers, its
+strategy passes a function that sums the squares over all workers. It is called once per step and layerwise
+group, with the same number of tensors at every worker. So a worker without a part of a layer must hold an
+empty slice of it. Groups marked `layerwise=False` (biases, normalization) take plain steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 def local_norms(tensors: list[Tensor]) -> Tensor:
-    """The Euclidean norm of each tensor, all of which are here."""
+    """The Euclidean norms of tensors that this worker holds whole."""
     return torch.stack([torch.linalg.vector_norm(tensor) for tensor in tensors])
 
 
 class _Layerwise(Optimizer):
-    """Evaluates the closure and hands each group's trained tensors to `_update`."""
+    """Evaluates the closure and calls `_update` with the tensors of each group that have gradients."""
 
     def __init__(self, params: Parameters, defaults: dict[str, Any], norms: Norms) -> None:
         super().__init__(params, {**defaults, "layerwise": True})
@@ -33,7 +33,7 @@ class _Layerwise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step on the gradients that are there."""
+        """One step with the current gradients. Tensors without a gradient are skipped."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -55,7 +55,7 @@ class _Layerwise(Optimizer):
         return [state[key] for state in states]
 
     def _paired_norms(self, weights: list[Tensor], others: list[Tensor]) -> tuple[Tensor, Tensor]:
-        # one call for both, since it may be one message for both
+        # one call for both: it may need communication
         of_weights, of_others = self._norms([*weights, *others]).chunk(2)
         return of_weights, of_others
 
@@ -63,8 +63,8 @@ class _Layerwise(Optimizer):
 class Lars(_Layerwise):
     """You, Gitman and Ginsburg 2017: `v <- momentum v + trust (g + decay w)`, `w <- w - lr v`.
 
-    The rate stays outside v. Goyal et al. show that a v with the rate folded in must be corrected by
-    new rate / old rate whenever the rate changes; here there is nothing to correct.
+    The learning rate is not part of v. Goyal et al. show that a v that includes it must be corrected by
+    new lr / old lr whenever it changes. Here there is nothing to correct.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Lars(_Layerwise):
         weight, gradient = self._paired_norms(weights, gradients)
         ratio = group["coefficient"] * weight
         ratio = ratio / (gradient + group["weight_decay"] * weight + group["epsilon"])
-        # a layer that starts at zero must be able to leave it
+        # a layer that starts at zero must be able to change
         return torch.where((weight > 0) & (gradient > 0), ratio, 1.0)
 
 
@@ -145,8 +145,8 @@ class Lamb(_Layerwise):
         return list(torch._foreach_div(means, spreads))
 
     def _count(self, weights: list[Tensor]) -> list[float]:
-        # counted for each tensor, as some may have no gradient at times; on the CPU, so that reading waits
-        # for no device
+        # counted per tensor, because some may have no gradient at times; on the CPU, so that reading it does
+        # not wait for a device
         counters = [
             self.state[weight].setdefault("step", torch.zeros((), dtype=torch.float32)) for weight in weights
         ]

@@ -15,11 +15,11 @@ class Schedule:
 
     ```
     peak            ________            step: times `factor` at each milestone
-                   /        |___        cosine: half a wave from the warm-up's end down to 0 at the horizon
+                   /        |___        cosine: half a wave from the end of the warm-up to 0 at the horizon
     start         /             |___
                   0  warmup      horizon
     ```
-    The two are a product, so a milestone inside the warm-up counts where it stands.
+    The two are multiplied, so a milestone may lie inside the warm-up.
     """
 
     start: float
@@ -31,21 +31,21 @@ class Schedule:
     factor: float
 
     def __call__(self, samples: int) -> float:
-        """The rate of the step that begins after `samples` samples; from the horizon on, the last value."""
+        """The learning rate of the step that begins after `samples` samples. After the horizon it stays."""
         seen = min(samples, self.horizon)
         return self._warm(seen) * self._decayed(seen)
 
     def _warm(self, seen: int) -> float:
         if seen >= self.warmup:
             return self.peak
-        # rounding must not lift the rate above the peak
+        # rounding must not lift the learning rate above the peak
         return min(self.peak, self.start + (self.peak - self.start) * (seen / self.warmup))
 
     def _decayed(self, seen: int) -> float:
         if self.decay == "step":
             passed = sum(seen >= milestone for milestone in self.milestones)
             return self.factor**passed
-        # a warm-up as long as the run leaves the cosine no room
+        # after a warm-up as long as the run there is no decay
         if self.decay == "cosine" and self.warmup < self.horizon and seen > self.warmup:
             done = (seen - self.warmup) / (self.horizon - self.warmup)
             return 0.5 * (1.0 + math.cos(math.pi * done))

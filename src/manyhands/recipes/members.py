@@ -1,4 +1,4 @@
-"""The recipes by name: each is a function from a user's options to a `Recipe`."""
+"""The recipes: each is a function from the user's options to a `Recipe`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from manyhands.recipes.lr_schedule import Decay
 
 Plain = Literal["sgd", "adam", "adamw"]
 
-# Rates at a batch of 256.
+# Learning rates at a batch of 256.
 # sgd: Goyal et al. 2017. adam, adamw: Kingma and Ba 2015, and torch's own default.
 # lars: a peak of 10 at batch 8192, as MLPerf's ResNet-50 has it, is 0.31 at 256; SimCLR uses 0.3 * batch/256.
 # lamb: You et al. 2019 train ResNet-50 at 4/(2^3 * 100) at batch 512 and scale by the square root.
-RATES = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3, "lars": 0.3, "lamb": 0.0035}
+LEARNING_RATES = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3, "lars": 0.3, "lamb": 0.0035}
 
 GOYAL = (1 / 3, 2 / 3, 8 / 9)  # epochs 30, 60 and 80 of 90
 
@@ -29,11 +29,11 @@ def constant(
     beta2: float = 0.999,
     clip: float | None = None,
 ) -> Recipe:
-    """The null member: the rate as given, never scaled, warmed up or decayed."""
+    """The null member: the learning rate as given, without scaling, warm-up or decay."""
     return Recipe(
         name="constant",
         optimizer=optimizer,
-        lr=_rate(optimizer, lr),
+        lr=_lr(optimizer, lr),
         momentum=momentum,
         nesterov=nesterov,
         weight_decay=weight_decay,
@@ -59,11 +59,11 @@ def large_batch(
     beta2: float = 0.999,
     clip: float | None = None,
 ) -> Recipe:
-    """Goyal et al. 2017: k times the batch, k times the rate, reached gradually."""
+    """Goyal et al. 2017: k times the batch, k times the learning rate, reached gradually."""
     return Recipe(
         name="large-batch",
         optimizer=optimizer,
-        lr=_rate(optimizer, lr),
+        lr=_lr(optimizer, lr),
         scaling=scaling,
         momentum=momentum,
         nesterov=nesterov,
@@ -78,9 +78,9 @@ def large_batch(
     )
 
 
-# Lars and Lamb warm up from zero, as published, not from the reference rate: a layer's step is a share of its
-# weights' norm however small the gradient, so no rate above zero is a gentle start. Both came with a
-# polynomial decay to zero; of the decays here the cosine is its nearest relative.
+# LARS and LAMB warm up from zero, as published, not from the reference learning rate. A layer's step is a
+# share of the norm of its weights, however small the gradient is, so only zero is a gentle start. The papers
+# use a polynomial decay to zero; the cosine is the closest of the decays here.
 
 
 def lars(
@@ -96,11 +96,11 @@ def lars(
     factor: float = 0.1,
     clip: float | None = None,
 ) -> Recipe:
-    """You, Gitman and Ginsburg 2017: a layer moves by a share, `coefficient`, of its weights' norm."""
+    """You, Gitman and Ginsburg 2017: a layer's step is `coefficient` times the norm of its weights."""
     return Recipe(
         name="lars",
         optimizer="lars",
-        lr=_rate("lars", lr),
+        lr=_lr("lars", lr),
         scaling=scaling,
         momentum=momentum,
         weight_decay=weight_decay,
@@ -128,11 +128,11 @@ def lamb(
     factor: float = 0.1,
     clip: float | None = None,
 ) -> Recipe:
-    """You et al. 2019: Adam's direction at the length of a layer's weights, at most `clamp`."""
+    """You et al. 2019: Adam's direction, scaled to the norm of a layer's weights, at most `clamp`."""
     return Recipe(
         name="lamb",
         optimizer="lamb",
-        lr=_rate("lamb", lr),
+        lr=_lr("lamb", lr),
         scaling=scaling,
         weight_decay=weight_decay,
         beta1=beta1,
@@ -147,6 +147,6 @@ def lamb(
     )
 
 
-def _rate(optimizer: str, lr: float | None) -> float:
-    # an unknown optimizer is named by Recipe, which lists the known ones
-    return RATES.get(optimizer, 1.0) if lr is None else lr
+def _lr(optimizer: str, lr: float | None) -> float:
+    # Recipe refuses an unknown optimizer and lists the known ones
+    return LEARNING_RATES.get(optimizer, 1.0) if lr is None else lr

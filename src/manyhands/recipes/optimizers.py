@@ -1,4 +1,4 @@
-"""From a recipe and named tensors to a torch optimizer, with no weight decay where it does harm."""
+"""Build a torch optimizer from a recipe and named tensors, without weight decay for biases and norms."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ FUSED_DEVICES = ("cpu", "cuda")  # one kernel for all tensors: twice as fast as 
 
 
 def has_sparse_gradients(module: nn.Module) -> bool:
-    """Whether this layer's own parameters get gradients that name only the rows it has read."""
+    """Whether the parameters of this layer get sparse gradients: only the rows that it has read."""
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 
 def undecayed(model: nn.Module) -> set[str]:
     """The names of all biases, of all parameters of normalization layers and of those with sparse gradients.
 
-    The last ones because a decay would write to every row where a step is to write to a few; they are spared
-    under every strategy, also one that makes their gradients dense, so that all of them learn the same.
+    With sparse gradients, a step should write only a few rows, but a decay would write to every row. These
+    parameters are never decayed, even by strategies that make their gradients dense, so that all strategies
+    learn the same.
     """
-    spared = {
+    exempt = {
         id(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if isinstance(module, NORMALIZATIONS) or has_sparse_gradients(module) or _is_bias(name)
     }
-    # by identity first, so that a tied parameter is spared under each of its names
+    # by identity, so that a tied parameter is exempt under each of its names
     everything = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in everything if id(parameter) in spared}
+    return {name for name, parameter in everything if id(parameter) in exempt}
 
 
 def build(
@@ -52,15 +53,15 @@ def build(
     norms: Norms = local_norms,
     sparse: Collection[str] = (),
 ) -> Optimizer:
-    """The recipe's optimizer over these tensors, in a decayed and an undecayed group (an empty one left out).
+    """The recipe's optimizer for these tensors, with a decayed and an undecayed group (unless empty).
 
-    Frozen parameters are left out and tied ones taken once. Plain tensors are taken as they are: slices of a
-    flat buffer need no autograd, only their `.grad`. A group's `names` run parallel to its `params`. The rate
-    is the recipe's `lr` until `set_rate` says otherwise.
+    Frozen parameters are left out, and tied ones appear once. Plain tensors are allowed: slices of a flat
+    buffer need no autograd, only their `.grad`. A group has one of `names` for each of its `params`. The
+    learning rate is the recipe's `lr` until `set_lr` changes it.
 
-    `sparse` names the parameters whose gradients are sparse. A step writes to the rows that these name and to
-    no others, so such parameters are never decayed, and the recipe must be plain SGD: momentum and the
-    averages of adam would move every row at every step.
+    `sparse` names the parameters whose gradients are sparse. A step writes only to the rows of the gradient.
+    So such parameters are never decayed, and the recipe must be plain SGD: momentum and the averages of adam
+    would change every row at every step.
     """
     trained = _trained(named_parameters)
     sparse = [name for name in trained if name in sparse]
@@ -85,7 +86,7 @@ def build(
             return Lamb(groups, recipe.lr, betas=betas, clamp=recipe.clamp, norms=norms)
 
 
-def set_rate(optimizer: Optimizer, lr: float) -> None:
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     """Use this learning rate from the next step on."""
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -93,11 +94,11 @@ def set_rate(optimizer: Optimizer, lr: float) -> None:
 
 @final
 class SparseSgd(Optimizer):
-    """Plain SGD, `w <- w - lr (g + decay w)`, that of a sparse gradient touches the rows it names alone.
+    """Plain SGD, `w <- w - lr (g + decay w)`, that writes only the rows of a sparse gradient.
 
-    torch's own SGD takes sparse gradients too, but not fused, and adds them row by row: at rows of one number
-    that takes 3 to 14 times as long as `index_add_` on the flat column. And torch announces each step to its
-    profiler and its hooks, which takes longer than to update a few hundred rows; this one does not.
+    torch's own SGD accepts sparse gradients too, but is not fused and adds them row by row. For rows of one
+    element that takes 3 to 14 times as long as `index_add_` on the flat column. And torch reports each step
+    to its profiler and hooks, which takes longer than to update a few hundred rows. This class does not.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], lr: float) -> None:
@@ -105,7 +106,7 @@ class SparseSgd(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step on the gradients that are there."""
+        """One step with the current gradients. Parameters without a gradient are skipped."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -128,7 +129,6 @@ class SparseSgd(Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
         if not set_to_none:
             super().zero_grad(set_to_none)
             return
@@ -138,7 +138,7 @@ class SparseSgd(Optimizer):
 
 
 def _add_rows(weight: Tensor, gradient: Tensor, factor: float) -> None:
-    """Add a sparse gradient; a row that it names twice gets both."""
+    """Add a sparse gradient. Rows that occur twice are added twice."""
     if weight.ndim == 2 and weight.shape[1] == 1 and gradient.sparse_dim() == 1:
         rows, values = gradient._indices()[0], gradient._values()
         weight.squeeze(1).index_add_(0, rows, values.squeeze(1), alpha=factor)
@@ -161,20 +161,20 @@ def _is_bias(name: str) -> bool:
 
 
 def _trained(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    seen: set[int] = set()
+    added: set[int] = set()
     trained: dict[str, Tensor] = {}
     for name, tensor in named_parameters:
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        if not frozen and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if not frozen and id(tensor) not in added:
+            added.add(id(tensor))
             trained[name] = tensor
     return trained
 
 
 def _groups(recipe: Recipe, trained: dict[str, Tensor], undecayed: Collection[str]) -> list[dict[str, Any]]:
     decayed = [name for name in trained if name not in undecayed]
-    spared = [name for name in trained if name in undecayed]
-    groups = [_group(trained, decayed, recipe.weight_decay), _group(trained, spared, 0.0)]
+    exempt = [name for name in trained if name in undecayed]
+    groups = [_group(trained, decayed, recipe.weight_decay), _group(trained, exempt, 0.0)]
     if recipe.optimizer in ("lars", "lamb"):
         for group, layerwise in zip(groups, (True, False), strict=True):
             group["layerwise"] = layerwise
@@ -192,8 +192,8 @@ def _fusable(groups: list[dict[str, Any]]) -> bool | None:
 
 
 def _sgd(recipe: Recipe, groups: list[dict[str, Any]]) -> SGD:
-    # torch keeps the rate out of the momentum buffer, v <- momentum v + g and w <- w - lr v, so that Goyal's
-    # momentum correction is built in
+    # torch's momentum buffer does not include the learning rate (v <- momentum v + g, w <- w - lr v), so
+    # Goyal's momentum correction is built in
     optimizer = SGD(
         groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, fused=_fusable(groups)
     )

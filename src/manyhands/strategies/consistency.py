@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from manyhands.core.errors import ManyhandsError
-from manyhands.transports.base import Transport
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -20,7 +19,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return dict(sorted(named.items()))
 
 
-def check_same_model(model: nn.Module, transport: Transport) -> None:
+def check_same_model(model: nn.Module, transport: Collectives) -> None:
     """Check that names, shapes, types and trained parameters are equal at every worker."""
     tensors = sorted(model.state_dict(keep_vars=True).items())
     text = repr([(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors])
@@ -33,7 +32,7 @@ def check_same_model(model: nn.Module, transport: Transport) -> None:
             )
 
 
-def broadcast_buffers(model: nn.Module, transport: Transport) -> None:
+def broadcast_buffers(model: nn.Module, transport: Collectives) -> None:
     """Copy rank 0's buffers to every worker."""
     if transport.size > 1:
         for buffer in model.buffers():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Messages
 
 
 def gather_at_rank_0(
-    transport: Transport, rows: Tensor, shape: torch.Size, *, replicated: bool = False
+    transport: Messages, rows: Tensor, shape: torch.Size, *, replicated: bool = False
 ) -> Tensor | None:
     """The whole tensor at rank 0, each worker's rows received in place; None at the others.
 

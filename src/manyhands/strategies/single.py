@@ -40,7 +40,7 @@ class Single(Replicated):
             mean += loss.item()
         if self._clip is not None:
             self._compute.clip(self.model.parameters(), self._clip, total_norm)
-        optimizers.set_rate(self._optimizer, lr)
+        optimizers.set_lr(self._optimizer, lr)
         self._compute.update(self._optimizer)
         return Outcome(mean, votes())
 

@@ -84,7 +84,7 @@ class SynchronousWorker(ABC):
         gradients.skip(missing)
         if self._clip is not None:
             self._compute.clip(gradients.slices.values(), self._clip, gradients.norm)
-        optimizers.set_rate(self._optimizer, lr)
+        optimizers.set_lr(self._optimizer, lr)
         self._compute.update(self._optimizer, forget=False)
         gradients.publish()
         return outcome

@@ -14,7 +14,7 @@ from manyhands.claims import CLAIMS
 from manyhands.core import registry
 from manyhands.core.errors import UsageError, choices, shown, unknown
 from manyhands.recipes import RECIPES
-from manyhands.recipes.base import MANY
+from manyhands.recipes.base import LARGEST
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell, Without
 from manyhands.runs.checks import check_combination, check_names
@@ -280,7 +280,7 @@ def _option(table: str, error: UsageError) -> str:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MANY
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _must(key: str, value: Any, holds: Callable[[Any], bool], wanted: str) -> None:

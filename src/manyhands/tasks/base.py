@@ -1,4 +1,4 @@
-"""A task says what is learned: model, data, loss, metric and the target that "time to target" means."""
+"""A task: model, data, loss, metric, and the target of "time to target"."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from manyhands.data.base import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """How good a model is on the test set: the mean of one score per sample."""
+    """The quality of a model on the test set: the mean of one score per sample."""
 
     name: str
     scores: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool = True
 
     def reached(self, value: float, target: float) -> bool:
-        """Whether a value is as good as the target or better."""
+        """Whether a value is at least as good as the target."""
         return value >= target if self.higher_is_better else value <= target
 
 
 def check_classes(targets: object) -> None:
-    """Refuse targets that accuracy cannot compare: it wants a class number per sample."""
+    """Refuse targets that accuracy cannot use: it needs one class index per sample."""
     instead = "give the task a Metric of its own, such as the squared error of each sample"
     if not isinstance(targets, Tensor):
-        raise UsageError(
-            f"accuracy compares class numbers, and the targets are a {_kind(targets)}: {instead}"
-        )
+        raise UsageError(f"accuracy needs class indices, but the targets are a {_kind(targets)}: {instead}")
     if targets.is_floating_point() or targets.is_complex():
         dtype = str(targets.dtype).removeprefix("torch.")
         raise UsageError(
-            f"accuracy compares class numbers, and the targets are {dtype}: for classes use targets.long(), "
+            f"accuracy needs class indices, but the targets are {dtype}: for classes use targets.long(), "
             f"for regression {instead}"
         )
     if targets.ndim == 2 and targets.shape[1] == 1:
         raise UsageError(
-            "accuracy compares a class number per sample, and the targets have shape (n, 1), not (n,): use "
+            "accuracy needs one class index per sample, but the targets have shape (n, 1), not (n,): use "
             "targets.squeeze(1)"
         )
 
@@ -50,7 +48,7 @@ def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
     check_classes(targets)
     if not isinstance(outputs, Tensor):
         raise UsageError(
-            f"accuracy takes the largest output of a sample, and the model returns a {_kind(outputs)}: give "
+            f"accuracy needs a tensor of outputs, but the model returns a {_kind(outputs)}: give "
             "the task a Metric of its own"
         )
     return outputs.argmax(dim=1) == targets
@@ -64,7 +62,7 @@ accuracy = Metric(name="accuracy", scores=_correct)
 
 
 class Scale(nn.Module):
-    """Pixels 0..255 to numbers around zero: (x / 255 - mean) / std, for all pixels or a channel."""
+    """Normalize pixels 0..255: (x / 255 - mean) / std, for all pixels or per channel."""
 
     def __init__(self, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> None:
         super().__init__()
@@ -79,14 +77,14 @@ class Scale(nn.Module):
     offset: Tensor
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Scale a batch; the result has the dtype this module was moved to."""
+        """Scale a batch. The result has the dtype of this module."""
         # three times as fast as `addcmul`, which does not vectorize over a broadcast
         return (pixels.to(self.factor.dtype) * self.factor).add_(self.offset)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What a run of this task uses where the user names nothing."""
+    """What a run of this task uses by default."""
 
     batch: int = 256
     epochs: float = 3
@@ -96,11 +94,11 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Everything about a learning problem that does not depend on who does the work.
+    """Everything about a learning problem that does not depend on the workers.
 
-    `model` builds the network from torch's seeded random state. `loss` is the mean over the samples it is
-    given (torch's own default), so that a global mean can be put together from uneven parts (law 4).
-    `preprocess` turns raw inputs, as data sets hold them, into the model's; serving needs it as well.
+    `model` builds the network from torch's seeded random state. `loss` is the mean over its samples (torch's
+    default), so that a global mean can be computed from uneven parts (law 4). `preprocess` turns the raw
+    inputs of the data set into the inputs of the model; serving needs it as well.
     """
 
     name: str

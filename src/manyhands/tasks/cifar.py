@@ -1,4 +1,4 @@
-"""CIFAR-10 with a residual network: 50,000 training images of 32x32, 10,000 for the test."""
+"""CIFAR-10 with a residual network: 50,000 training images of 32x32, 10,000 test images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def cifar_resnet(*, depth: int = 20, width: Count = 1, augment: bool = True) -> Task:
-    """ResNet-20 (depth 6n + 2), random crops with 4 pixels of padding and flips."""
+    """ResNet-20 (depth 6n + 2), with flips and random crops with 4 pixels of padding."""
     splits = sets.load("cifar-10")
     return Task(
         name="cifar-resnet",

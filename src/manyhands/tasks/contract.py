@@ -1,4 +1,4 @@
-"""What a task promises of its data, scores and tensors, checked: broken, it is wrong without a word."""
+"""Checks of what a task must guarantee for its data, scores and tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from manyhands.tasks.base import Metric, Task, accuracy, check_classes
 
 
 def check_sizes(task: Task) -> None:
-    """Say of a data set that it is empty."""
+    """Refuse an empty data set."""
     for name, data in (("training", task.train), ("test", task.test)):
         if not len(data):
             raise UsageError(f"the {name} set of {task.name} is empty: it needs at least one sample")
 
 
 def check_targets(task: Task) -> None:
-    """Say before the first step, not at the first evaluation, that accuracy has no use for the targets."""
+    """Refuse targets that accuracy cannot use, before the first step instead of at the first evaluation."""
     if task.metric.scores is accuracy.scores:
         check_classes(_first(task.test).targets)
 
@@ -32,25 +32,25 @@ def _first(data: Dataset) -> Batch:
 
 
 def scored(metric: Metric, outputs: Any, targets: Any, size: int) -> Tensor:
-    """The scores of a batch, of which there must be one per sample."""
+    """The scores of a batch: exactly one per sample."""
     scores = metric.scores(outputs, targets)
     if isinstance(scores, Tensor) and scores.shape == (size,):
         return scores
     tensor = isinstance(scores, Tensor)
     found = f"shape {tuple(scores.shape)}" if tensor else f"a {type(scores).__name__}"
     raise UsageError(
-        f"the metric {metric.name} must give one score per sample, shape ({size},) for {size} samples, and "
-        f"gave {found}: where a sample has several numbers take their mean, and none over the samples"
+        f"the metric {metric.name} must return one score per sample, shape ({size},) for {size} samples, but "
+        f"returned {found}: if a sample has several values, return their mean per sample"
     )
 
 
 def check_real(module: nn.Module, whose: str) -> None:
-    """Refuse complex numbers: a change of type to a real one drops their imaginary part in silence."""
+    """Refuse complex tensors: a cast to a real dtype would silently drop their imaginary part."""
     for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in named:
             if tensor.is_complex():
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 raise UsageError(
-                    f"the {kind} {name} of {whose} is {dtype}, and complex tensors are not trained or saved: "
-                    "keep its torch.view_as_real, and use torch.view_as_complex in forward"
+                    f"the {kind} {name} of {whose} is {dtype}, but complex tensors cannot be trained or "
+                    "saved: store its torch.view_as_real, and use torch.view_as_complex in forward"
                 )

@@ -1,4 +1,4 @@
-"""scikit-learn's embedded handwritten digits: real data that is always there."""
+"""The handwritten digits of scikit-learn: real data without a download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manyhands.tasks.models.mlp import mlp
 
 
 def digits_mlp(*, width: Count = 64) -> Task:
-    """1,797 images of 8x8 pixels, a fifth of them for the test; one hidden layer."""
+    """1,797 images of 8x8 pixels, a fifth of them for testing; one hidden layer."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -1,4 +1,4 @@
-"""From a task's name, or a user's `path/to/file.py:name`, to its builder and to the task itself."""
+"""Find and build a task by its name, or by a user's `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from manyhands.tasks.base import Task
 
 
 def builder(name: str) -> Callable[..., Task]:
-    """The function that makes a task from its options."""
+    """The function that builds a task from its options."""
     if ".py" not in name:
         found: Callable[..., Task] = registry.member("task", TASKS, name)
         return found
@@ -31,7 +31,7 @@ def builder(name: str) -> Callable[..., Task]:
     module = _import(file_of(name) or Path(path), _changed(name))
     offered = [key for key, value in vars(module).items() if _offers(module, key, value)]
     if not attribute:
-        raise UsageError(f"{name} is a file: say which task in it, as {name}:NAME ({choices('', offered)})")
+        raise UsageError(f"{name} is a file: name a task in it, as {name}:NAME ({choices('', offered)})")
     if attribute not in vars(module):
         raise UsageError(f"{path} has no task {shown(attribute)} ({choices(attribute, offered)})")
     value = getattr(module, attribute)
@@ -43,15 +43,13 @@ def builder(name: str) -> Callable[..., Task]:
             f"({choices(attribute, offered)})"
         )
     if needed := _required(value):
-        raise UsageError(
-            f"{name} needs {' and '.join(needed)} to be called: give every parameter of a task a default"
-        )
+        raise UsageError(f"{name} needs {' and '.join(needed)}: give every parameter of a task a default")
     made: Callable[..., Task] = value
     return made
 
 
 def build(name: str, options: Mapping[str, Any]) -> Task:
-    """Make a task; the last one made is kept, so that a second run of it in one process starts at once."""
+    """Build a task. The last one is cached, so that a second run in the same process starts at once."""
     return _build(name, json.dumps(dict(options), sort_keys=True), _changed(name))
 
 
@@ -62,13 +60,13 @@ def _build(name: str, options: str, changed: int) -> Task:
     with no_exit(name, UsageError):
         task = make(**given)
     if not isinstance(task, Task):
-        raise UsageError(f"{name} made a {type(task).__name__}, not a manyhands Task")
+        raise UsageError(f"{name} returned a {type(task).__name__}, not a manyhands Task")
     return task
 
 
 @contextmanager
 def no_exit(who: str, error: type[ManyhandsError] = ManyhandsError) -> Iterator[None]:
-    """A task's own code that calls sys.exit is an error: as success or without a word it would be lost."""
+    """Turn sys.exit in a task's own code into an error. Otherwise the process would end silently."""
     try:
         yield
     except SystemExit as exit_:
@@ -81,7 +79,7 @@ def no_exit(who: str, error: type[ManyhandsError] = ManyhandsError) -> Iterator[
 
 
 def _changed(name: str) -> int:
-    """When a task's file was last written: an edited one is imported again (0 where there is no file)."""
+    """When the file of a task was modified, or 0 without a file: an edited file is imported again."""
     path = file_of(name)
     return path.stat().st_mtime_ns if path is not None and path.is_file() else 0
 
@@ -109,7 +107,7 @@ def _import(path: Path, changed: int) -> ModuleType:
 
 
 def _offers(module: ModuleType, name: str, value: Any) -> bool:
-    """A Task, a function of this file that says it returns one, or a public one that may well do so."""
+    """Whether it is a Task, a function of this file annotated to return one, or a public one that may."""
     if isinstance(value, Task):
         return True
     if not callable(value) or getattr(value, "__module__", None) != module.__name__:
@@ -124,7 +122,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
     """The parameters that have no default."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # something callable that does not say
+    except (TypeError, ValueError):  # a callable without a signature
         return []
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters if each.default is each.empty and each.kind not in several]

@@ -41,14 +41,14 @@ def blood_vgg19(
     decoders: Threads = 0,
     skip_unreadable: bool = False,
 ) -> Task:
-    """White blood cells by type, from photographs of one cell each, with VGG-19."""
+    """Classify photographs of single white blood cells with VGG-19."""
     name = "blood-vgg19"
     vgg.check_size(size)
     if not 0.0 <= dropout < 1.0:
-        raise UsageError(f"{name}: option dropout = {dropout} is not from 0 to below 1")
+        raise UsageError(f"{name}: option dropout = {dropout} must be at least 0 and below 1")
     if hidden < 1:
-        raise UsageError(f"{name}: option hidden = {hidden} is not at least 1")
-    # a cell's size tells its type and it lies in the middle: cut off little, squeeze little, turn freely
+        raise UsageError(f"{name}: option hidden = {hidden} must be at least 1")
+    # a cell is in the center and its size tells its type: crop and stretch little, flip freely
     crop = RandomResizedCrop(size, area=(0.6, 1.0), ratio=(0.85, 1 / 0.85))
     augment = compose(crop, RandomFlip(horizontal=True, vertical=True))
     train, test = _splits(name, data, ("test",), augment, _plain(size), decoders, skip_unreadable)
@@ -73,10 +73,10 @@ def blood_vgg19(
 def imagenet_resnet50(
     *, data: str = "", size: Size = 224, decoders: Threads = 0, skip_unreadable: bool = False
 ) -> Task:
-    """ImageNet's thousand classes with ResNet-50, as Goyal et al. (2017) trained it."""
+    """ImageNet with ResNet-50, trained as in Goyal et al. (2017)."""
     name = "imagenet-resnet50"
     if size < 32:
-        raise UsageError(f"{name}: option size = {size} is not at least 32")
+        raise UsageError(f"{name}: option size = {size} must be at least 32")
     augment = compose(RandomResizedCrop(size), RandomFlip())
     train, test = _splits(name, data, ("val", "test"), augment, _plain(size), decoders, skip_unreadable)
     return Task(
@@ -98,7 +98,7 @@ def imagenet_resnet50(
 
 
 def _plain(size: int) -> Transform:
-    """How a test image is looked at: its middle, 224 of 256 pixels where the size is 224."""
+    """The transform of test images: the center, 224 of 256 pixels for size 224."""
     return compose(Resize(round(size * 256 / 224)), CenterCrop(size))
 
 
@@ -111,18 +111,18 @@ def _splits(
     decoders: int,
     skip_unreadable: bool,
 ) -> tuple[ImageFolder, ImageFolder]:
-    """The training and the test images, which must be of the same classes."""
+    """The training and the test images, which must have the same classes."""
     if not data:
         raise UsageError(
             f"{name} needs a folder of images: --set data=FOLDER with FOLDER/train/CLASS/* "
             f"and FOLDER/{tests[0]}/CLASS/*"
         )
     if decoders < 0:
-        raise UsageError(f"{name}: option decoders = {decoders} is not at least 0 (0: one a core)")
+        raise UsageError(f"{name}: option decoders = {decoders} must be at least 0 (0: one per core)")
     folder, threads = Path(data).expanduser(), decoders or cores()
     classes = find_classes(folder / find_split(folder, "train"))
     held_out = find_split(folder, *tests)
-    # the smaller split first, so that classes that do not fit are known before a million images are checked
+    # the smaller split first, so that wrong classes are found before a million images are checked
     test = ImageFolder.open(
         folder, held_out, plain, threads, classes=classes, skip_unreadable=skip_unreadable
     )

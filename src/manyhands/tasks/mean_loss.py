@@ -1,9 +1,9 @@
-"""Is a loss the mean over its samples? Looked at when it is first called, with what it is called with.
+"""Check that a loss is the mean over its samples, at its first call and with the arguments of that call.
 
-A global mean is put together from uneven parts, each weighted by its size (law 4). So the loss of a batch and
-the weighted losses of two uneven parts of it must agree, and so must their gradients with respect to the
-outputs: these show it also where the parts happen to have the same loss. The model is not asked again, and
-nothing of the run changes by a bit: the loss is tried on copies, and random states are put back.
+A global mean is computed from uneven parts, each weighted by its size (law 4). So the loss of a batch must be
+equal to the weighted losses of two uneven parts of it. The gradients with respect to the outputs must be
+equal too: they differ even if the parts happen to have the same loss. The model is not called again, and the
+run does not change by a bit: the loss is called with copies, and random states are restored.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from torch.utils import _pytree as pytree
 from manyhands.core.errors import UsageError
 
 Loss = Callable[[Any, Any], Tensor]
-ROOM = 16 * 2**20  # bytes of outputs that are copied: what a run needs at its peak must not grow by the look
+MAX_COPY = 16 * 2**20  # bytes of outputs that are copied: the check must not raise the peak memory
 
 
 class MeanLoss:
-    """A task's loss, looked at when it is first given two samples or more."""
+    """A task's loss, checked when it first gets two samples or more."""
 
     def __init__(self, loss: Loss) -> None:
         self._loss, self._checked = loss, False
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """The loss, as it is."""
+        """Return the loss, unchanged."""
         if not self._checked:
             self._checked = check(self._loss, outputs, targets)
         return self._loss(outputs, targets)
 
 
 def check(loss: Loss, outputs: Any, targets: Any) -> bool:
-    """Refuse a loss that is not the mean over its samples; false where one sample is too few to tell."""
+    """Refuse a loss that is not the mean over its samples. False if there is only one sample."""
     size = _samples(outputs, targets)
     if size is not None and size < 2:
         return False
     if size is not None:
         size = _affordable(outputs, size)
         outputs, targets = _rows(outputs, targets, slice(0, size))
-    with _untouched(loss, outputs) as again:
-        whole = _call(again, outputs, targets)
+    with _isolated(loss, outputs) as copied:
+        whole = _call(copied, outputs, targets)
         if not isinstance(whole.value, Tensor) or whole.value.ndim:
-            raise _no_number(whole.value)
-        if size is None:  # not a row per sample in every tensor: nobody knows what belongs to which sample
+            raise _not_a_scalar(whole.value)
+        if size is None:  # not every tensor has one row per sample: they cannot be divided
             return True
         rounding = _Rounding.of(whole, outputs, targets)
-        parts = _parts(again, outputs, targets, size)
+        parts = _parts(copied, outputs, targets, size)
         if parts is None or rounding.allows(whole, parts):
             return True
-        if not rounding.allows(whole, _call(again, outputs, targets)):  # it draws random numbers
+        if not rounding.allows(whole, _call(copied, outputs, targets)):  # the loss is random
             return True
     raise UsageError(
         f"the loss is not the mean over its samples: it is {float(whole.value):.6g} for {size} samples, but "
-        f"{float(parts.value):.6g} when put together from two parts of them, each weighted by its size; take "
-        'reduction="mean", and instead of class weights or ignore_index take reduction="none", weigh each '
+        f"{float(parts.value):.6g} when computed from two parts of them, each weighted by its size; use "
+        'reduction="mean", and instead of class weights or ignore_index use reduction="none", weight each '
         "sample yourself and return the .mean() over all samples"
     )
 
@@ -72,12 +72,12 @@ class _Called(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The largest gradient of all."""
+        """The largest absolute gradient."""
         return max((_largest(gradient) for gradient in self.gradients), default=0.0)
 
 
 class _Rounding(NamedTuple):
-    """How far apart two results may be: half the digits, or what rounding leaves of a perfect model's."""
+    """How much two results may differ: half of the digits, or rounding errors around zero."""
 
     relative: float
     value: float
@@ -93,14 +93,14 @@ class _Rounding(NamedTuple):
         return cls(eps**0.5, floor, floor / max(1, terms))
 
     def allows(self, one: _Called, other: _Called) -> bool:
-        """Whether they are the same; a result that is not a number is the diverged run's to explain."""
+        """Whether they are equal. NaN and infinity are allowed: the run reports divergence itself."""
         if not bool(one.value.isfinite()) or not all(bool(g.isfinite().all()) for g in one.gradients):
             return True
         bound = self.value + self.relative * max(_largest(one.value), _largest(other.value))
         pairs = [(one.value, other.value, bound)]
         bound = self.gradient + self.relative * one.scale
         pairs += [(a, b, bound) for a, b in zip(one.gradients, other.gradients, strict=True)]
-        # written so that a part without any sample that counts, which is NaN, is not allowed
+        # written so that NaN, from a part in which no sample counts, is not allowed
         return all(_largest(a.double() - b.double()) <= bound for a, b, bound in pairs)
 
 
@@ -109,7 +109,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _call(loss: Loss, outputs: Any, targets: Any) -> _Called:
-    """On copies, so that a loss may write over what it is given and no gradient reaches the model."""
+    """Call with copies, so that the loss may overwrite them and no gradient reaches the model."""
     leaves, tree = pytree.tree_flatten(outputs)
     with torch.inference_mode(False), torch.enable_grad():
         held = [
@@ -129,21 +129,21 @@ def _copied(tensor: Tensor, trained: bool = False) -> Tensor:
 
 
 def _parts(loss: Loss, outputs: Any, targets: Any, size: int) -> _Called | None:
-    """The same, put together from two uneven parts; none where the loss cannot take fewer samples."""
-    cut = 1 + size // 3 if size > 2 else 1
+    """The same from two uneven parts, or None if the loss does not accept fewer samples."""
+    middle = 1 + size // 3 if size > 2 else 1
 
     try:
-        first = _call(loss, *_rows(outputs, targets, slice(0, cut)))
-        second = _call(loss, *_rows(outputs, targets, slice(cut, size)))
-    except Exception:  # noqa: BLE001 (a loss that takes the whole and not a part: there is nothing to compare)
+        first = _call(loss, *_rows(outputs, targets, slice(0, middle)))
+        second = _call(loss, *_rows(outputs, targets, slice(middle, size)))
+    except Exception:  # noqa: BLE001 (the loss accepts the whole batch only: there is nothing to compare)
         return None
-    a, b = cut / size, (size - cut) / size
+    a, b = middle / size, (size - middle) / size
     pairs = zip(first.gradients, second.gradients, strict=True)
     return _Called(first.value * a + second.value * b, [torch.cat([one * a, two * b]) for one, two in pairs])
 
 
 def _samples(*trees: Any) -> int | None:
-    """How many samples these are; none where that cannot be told."""
+    """The number of samples, or None if it is unclear."""
     leaves = [leaf for tree in trees for leaf in pytree.tree_leaves(tree) if leaf is not None]
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         return None
@@ -152,41 +152,41 @@ def _samples(*trees: Any) -> int | None:
 
 
 def _affordable(outputs: Any, size: int) -> int:
-    """As many of the samples as a few copies of their outputs leave memory for; two are enough to tell."""
+    """The number of samples to check, limited by the memory of their copies. Two are enough."""
     nbytes = sum(leaf.nbytes for leaf in pytree.tree_leaves(outputs) if leaf is not None)
-    return size if nbytes <= ROOM else max(2, size * ROOM // nbytes)
+    return size if nbytes <= MAX_COPY else max(2, size * MAX_COPY // nbytes)
 
 
 def _rows(outputs: Any, targets: Any, rows: slice) -> tuple[Any, Any]:
-    """Some samples of both."""
-    cut: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda tensor: tensor[rows], (outputs, targets))
-    return cut
+    """Some samples of outputs and targets."""
+    selected: tuple[Any, Any] = pytree.tree_map_only(Tensor, lambda tensor: tensor[rows], (outputs, targets))
+    return selected
 
 
 @contextmanager
-def _untouched(loss: Loss, outputs: Any) -> Iterator[Loss]:
-    """The loss to try things with; neither what it remembers nor a random number is used up by that."""
+def _isolated(loss: Loss, outputs: Any) -> Iterator[Loss]:
+    """A copy of the loss for the check. Its state and all random states are restored afterwards."""
     leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
     devices = {leaf.device.index for leaf in leaves if leaf.is_cuda}
     numbers, state = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(devices=devices):
-            yield _twin(loss)
+            yield _copy_of(loss)
     finally:
         np.random.set_state(numbers)
         random.setstate(state)
 
 
-def _twin(loss: Loss) -> Loss:
-    """A copy of what a loss remembers; its parameters, which are only read, are shared."""
+def _copy_of(loss: Loss) -> Loss:
+    """A copy of a loss with its own buffers. Parameters are only read, so they are shared."""
     if not isinstance(loss, nn.Module):
         return loss
     return copy.deepcopy(loss, {id(parameter): parameter for parameter in loss.parameters()})
 
 
-def _no_number(value: object) -> UsageError:
+def _not_a_scalar(value: object) -> UsageError:
     shape = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     return UsageError(
-        f"the loss must be one number, the mean over its samples, and is a {shape}: use "
+        f"the loss must be a scalar, the mean over its samples, but is a {shape}: use "
         'reduction="mean" or .mean()'
     )

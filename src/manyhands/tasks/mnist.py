@@ -1,4 +1,4 @@
-"""The tasks on MNIST and Fashion-MNIST: 60,000 training images of 28x28, 10,000 for the test."""
+"""The tasks on MNIST and Fashion-MNIST: 60,000 training images of 28x28, 10,000 test images."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mnist_resnet(*, depth: int = 8, width: Count = 1) -> Task:
 
 
 def fashion_cnn(*, width: Positive = 1.0, dropout: Fraction = 0.25) -> Task:
-    """The network of mnist-cnn on photographs of clothes."""
+    """The network of mnist-cnn on images of clothes."""
     return _task(
         "fashion-cnn", "fashion-mnist", lambda: cnn(10, width, dropout), target=0.91, lr=0.05, epochs=8
     )

@@ -1,4 +1,4 @@
-"""The closed-form oracle: a quadratic whose minimizer and every SGD iterate can be computed by hand.
+"""A quadratic function whose minimum and every SGD step are known in closed form, for tests.
 
 Sample i pulls the parameters w towards a point a_i with the stiffness h of each coordinate:
 
@@ -25,19 +25,18 @@ Array = npt.NDArray[np.float64]
 
 
 class Displacement(nn.Module):
-    """The parameters minus a sample: what the loss squares."""
+    """The parameters minus a sample."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(dimensions))
 
     def forward(self, points: Tensor) -> Tensor:
-        """How far the parameters are from each point."""
         return self.weight - points
 
 
 def points(n: int, dimensions: int) -> Array:
-    """The samples a_i: always the same for the same sizes."""
+    """The samples a_i: a function of their number and dimensions."""
     generator = np.random.Generator(np.random.Philox(key=key(n, dimensions)))
     return 1.0 + generator.standard_normal((n, dimensions))
 
@@ -47,12 +46,12 @@ def stiffness(dimensions: int, condition: float) -> Array:
     return np.logspace(-math.log10(condition), 0.0, dimensions)
 
 
-def sgd_iterates(batches: list[Array], h: Array, rates: list[float], momentum: float = 0.0) -> list[Array]:
-    """The parameters after each step of SGD from zero, by the formula alone (no torch, no trainer)."""
+def sgd_iterates(batches: list[Array], h: Array, lrs: list[float], momentum: float = 0.0) -> list[Array]:
+    """The parameters after each step of SGD from zero, computed without torch."""
     w, v, path = np.zeros_like(h), np.zeros_like(h), []
-    for batch, rate in zip(batches, rates, strict=True):
+    for batch, lr in zip(batches, lrs, strict=True):
         v = momentum * v + h * (w - batch.mean(axis=0))
-        w = w - rate * v
+        w = w - lr * v
         path.append(w)
     return path
 

@@ -1,11 +1,11 @@
-"""Logistic regression on sparse data: few coordinates a sample, a known separator, facts to check against.
+"""Logistic regression on sparse data: few features per sample, known true weights.
 
 With x a sample, y its target (0 or 1) and sigma the logistic function:
 
     margin = w.x + b     loss = log(1 + exp(margin)) - y margin     gradient = (sigma(margin) - y) x
 
-so a batch's gradient is zero at every coordinate that none of its samples has. The functions below say all of
-this in numpy alone; the task says it again in torch.
+So the gradient of a batch is zero at every feature that none of its samples has. The functions below compute
+all of this in numpy; the task computes it again in torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from manyhands.data.sparse_samples import SparseData, svmlight_files, unpack
 from manyhands.tasks.base import Defaults, Metric, Task
 
 Array = npt.NDArray[np.float64]
-Noise = Annotated[float, Ge(0), Lt(0.5)]  # at one half nothing is left to learn
+Noise = Annotated[float, Ge(0), Lt(0.5)]  # with 0.5 there is nothing to learn
 
 N, FEATURES, NONZEROS = 100_000, 10_000, 20
-HELD_OUT = 5  # every so many samples of a file, one is for the test; generated ones are a fifth of n
+HELD_OUT = 5  # every 5th sample of a file is for testing; generated data gets n / 5 test samples
 TARGET = 0.92
 
 
@@ -39,29 +39,29 @@ TARGET = 0.92
 
 
 class Drawn(NamedTuple):
-    """Generated samples, and which of them have the wrong label."""
+    """Generated samples, and which of them have a flipped label."""
 
     data: SparseData
     flipped: npt.NDArray[np.bool_]
 
 
 def separator(features: int) -> Array:
-    """The weights w* that give the labels: always the same for the same number of features."""
+    """The true weights w* that generate the labels: a function of the number of features."""
     return _generator(features).standard_normal(features)
 
 
 def bins(features: int, nonzeros: int) -> Samples:
-    """Where the bins begin, and where the last one ends: bin k is about 2k + 1 times as wide as the first."""
+    """The boundaries of the bins. Bin k is about 2k + 1 times as wide as the first."""
     k = np.arange(nonzeros + 1)
     return np.maximum(features * k**2 // nonzeros**2, k)
 
 
 def draw(n: int, features: int, nonzeros: int, noise: float = 0.0) -> Drawn:
-    """n samples, each with one feature of every bin: always the same for the same sizes.
+    """n samples, each with one feature of every bin: a function of the arguments.
 
-    As in text, some features are common and most are rare: those of the first, narrow bin turn up about
-    2 * nonzeros times as often as those of the last. The label is the sign of w*.x, the wrong one with
-    probability `noise`.
+    As in text, few features are common and most are rare. Those of the first, narrow bin occur about
+    2 * nonzeros times as often as those of the last. The label is the sign of w*.x, flipped with probability
+    `noise`.
     """
     generator = _generator(n, features, nonzeros)
     borders = bins(features, nonzeros)
@@ -78,7 +78,7 @@ def _generator(*numbers: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(*numbers)))
 
 
-# ---- the facts
+# ---- the closed form
 
 
 def margins(w: Array, bias: float, data: SparseData) -> Array:
@@ -88,7 +88,7 @@ def margins(w: Array, bias: float, data: SparseData) -> Array:
 
 
 def accuracy(w: Array, bias: float, data: SparseData) -> float:
-    """The share of samples on the right side. Of w* it is exactly the share that was not flipped."""
+    """The fraction of correct samples. For w* it is exactly the fraction that was not flipped."""
     return float(np.mean((margins(w, bias, data) > 0) == (data.targets == 1)))
 
 
@@ -102,7 +102,7 @@ def loss_and_gradient(w: Array, bias: float, data: SparseData) -> tuple[float, A
 
 
 def smoothness(data: SparseData) -> float:
-    """A bound L of the loss's curvature: gradient descent with a rate of up to 1/L never goes uphill.
+    """A bound L of the curvature of the loss: gradient descent with lr <= 1/L never increases it.
 
     The Hessian is the mean of sigma (1 - sigma) x x^T, with the bias's 1 in x, so at most mean |x|^2 / 4.
     """
@@ -110,16 +110,16 @@ def smoothness(data: SparseData) -> float:
 
 
 def touched(data: SparseData, samples: Samples) -> Samples:
-    """The coordinates where the gradient of these samples may differ from zero, sorted."""
+    """The sorted features where the gradient of these samples may not be zero."""
     return np.unique(data.take(samples).indices)
 
 
-def sgd_iterates(data: SparseData, batches: list[Samples], rates: list[float]) -> list[tuple[Array, float]]:
-    """The weights and the bias after each step of SGD from zero, by the formula alone."""
+def sgd_iterates(data: SparseData, batches: list[Samples], lrs: list[float]) -> list[tuple[Array, float]]:
+    """The weights and the bias after each step of SGD from zero, computed without torch."""
     w, bias, path = np.zeros(data.features), 0.0, []
-    for samples, rate in zip(batches, rates, strict=True):
+    for samples, lr in zip(batches, lrs, strict=True):
         _, gradient, derivative = loss_and_gradient(w, bias, data.take(samples))
-        w, bias = w - rate * gradient, bias - rate * derivative
+        w, bias = w - lr * gradient, bias - lr * derivative
         path.append((w, bias))
     return path
 
@@ -128,34 +128,34 @@ def _rows(data: SparseData) -> Samples:
     return np.repeat(np.arange(len(data)), np.diff(data.indptr))
 
 
-def _sums(places: Samples, terms: Array, length: int) -> Array:
-    """Add up the terms that belong to each place."""
-    return np.bincount(places, weights=terms, minlength=length).astype(np.float64)
+def _sums(indices: Samples, terms: Array, length: int) -> Array:
+    """Sum the terms of each index."""
+    return np.bincount(indices, weights=terms, minlength=length).astype(np.float64)
 
 
 # ---- the task
 
 
 class SparseLogistic(nn.Module):
-    """A weight a feature, a row for padding, and a bias; the margin of each sample comes out.
+    """One weight per feature, a row for padding, and a bias. Returns the margin of each sample.
 
-    With `sparse`, the gradient of the weights names the rows that a batch has read and no others.
+    With `sparse`, the gradient of the weights contains only the rows that a batch has read.
     """
 
     def __init__(self, features: int, *, sparse: bool, ragged: bool) -> None:
         super().__init__()
         # `padding_idx` keeps padding out of the gradient, so that workers do not all write to its row. Its
-        # values are 0, so the numbers are the same without; it costs a seventh of a step at batch 32, a third
-        # at 256, and is left out where nothing is padded.
+        # values are 0, so results are the same without it. It costs 1/7 of a step at batch 32 and 1/3 at
+        # 256, so it is only used if there is padding.
         padding = features if ragged else None
         self.embedding = nn.Embedding(features + 1, 1, sparse=sparse, padding_idx=padding)
         nn.init.zeros_(self.embedding.weight)
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Sum the weights of each sample's features, each times its value."""
+        """Sum the weights of each sample's features, times their values."""
         indices, values = unpack(inputs)
-        # nn.EmbeddingBag does the same in one call, and a step takes a tenth longer
+        # nn.EmbeddingBag does the same in one call, but a step takes 10 % longer
         weights = self.embedding(indices).squeeze(2)
         margins: Tensor = (weights * values.to(weights.dtype)).sum(dim=1) + self.bias
         return margins
@@ -171,7 +171,7 @@ def sparse_logistic(
     test: str = "",
     sparse: bool = True,
 ) -> Task:
-    """Logistic regression on generated samples of few features, or on svmlight files such as RCV1."""
+    """Logistic regression on generated sparse samples, or on svmlight files such as RCV1."""
     sizes = {
         "n": (n, N),
         "features": (features, FEATURES),
@@ -197,8 +197,8 @@ def sparse_logistic(
         test=held_out,
         loss=_loss,
         metric=Metric(name="accuracy", scores=_right),
-        # of what a model knows beyond guessing, noise takes its share twice: it learns from wrong labels and
-        # is judged by wrong labels (reached at 0.02, 0.1 and 0.25)
+        # noise counts twice: the model learns from wrong labels and is tested with wrong labels (the target
+        # was reached with noise 0.02, 0.1 and 0.25)
         target=0.5 + (TARGET - 0.5) * (1 - 2 * noise) ** 2,
         evaluation_batch=2000,
         defaults=Defaults(batch=32, epochs=5, recipe="constant", recipe_options={"lr": 2.0}),
@@ -228,8 +228,8 @@ def _read(file: str, test: str) -> tuple[SparseData, SparseData]:
     (data,) = svmlight_files([file])
     if len(data) < HELD_OUT:
         raise UsageError(
-            f"sparse-logistic: {file} has {len(data)} samples, too few to hold out every {HELD_OUT}th: "
-            f"give test=PATH"
+            f"sparse-logistic: {file} has {len(data)} samples, too few to use every {HELD_OUT}th for testing"
+            ": give test=PATH"
         )
     last = np.arange(len(data)) % HELD_OUT == HELD_OUT - 1
     return data.take(np.flatnonzero(~last)), data.take(np.flatnonzero(last))

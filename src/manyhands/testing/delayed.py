@@ -1,4 +1,4 @@
-"""A transport that takes as long as a slower network would."""
+"""A transport that takes as long as a slower network."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ T = TypeVar("T")
 
 @final
 class DelayedTransport(TransportWrapper):
-    """A slower network: `latency` seconds a message, `bandwidth` bytes a second, collectives as rings."""
+    """A network with `latency` seconds per message and `bandwidth` bytes per second, and ring collectives."""
 
     def __init__(self, inner: Transport, latency: float, bandwidth: float | None = None) -> None:
         super().__init__(inner)
         self._latency, self._bandwidth = latency, bandwidth
 
-    def again(self, inner: Transport) -> Self:
-        """On the same network."""
+    def rewrap(self, inner: Transport) -> Self:
         return type(self)(inner, self._latency, self._bandwidth)
 
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
-        """As if it had taken so much longer."""
+        """Sleep for the time on the network, then call."""
         messages, share = _ring(operation, self.size)
         delay = messages * self._latency
         if self._bandwidth is not None:
@@ -37,7 +36,7 @@ class DelayedTransport(TransportWrapper):
 
 
 def _ring(operation: str, size: int) -> tuple[int, float]:
-    """Messages one after the other, and the part of the bytes that passes one rank's link."""
+    """The number of consecutive messages, and the share of the bytes that one rank sends."""
     steps = size - 1
     costs = {
         "all_reduce": (2 * steps, 2 * steps / size),
@@ -46,4 +45,4 @@ def _ring(operation: str, size: int) -> tuple[int, float]:
         "barrier": (math.ceil(math.log2(size)), 0.0),
         "send": (1, 1.0),
     }
-    return costs.get(operation, (0, 0.0))  # memory sends nothing, and a message is paid for by its sender
+    return costs.get(operation, (0, 0.0))  # shared memory is free, and the sender pays for a message

@@ -1,4 +1,4 @@
-"""What every recipe must do: a new one subclasses `RecipeSuite` and sets its name."""
+"""The conformance suite of recipes: subclass `RecipeSuite` and set `name`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from manyhands.core.registry import member
 from manyhands.recipes import RECIPES
 from manyhands.recipes.base import Recipe
-from manyhands.recipes.optimizers import build, set_rate, undecayed
+from manyhands.recipes.optimizers import build, set_lr, undecayed
 
 BATCH, EPOCH, HORIZON = 512, 25_600, 512_000  # 20 epochs of 50 steps
 
 
 class RecipeSuite:
-    """Subclass it as `TestMine` with `name = "mine"`, a row of RECIPES."""
+    """Contract tests of a recipe. `name` is its row in RECIPES."""
 
     name: str
 
     @pytest.fixture
     def recipe(self) -> Recipe:
-        """The recipe as it is without any option."""
+        """The recipe with default options."""
         built = member("recipe", RECIPES, self.name)()
         assert isinstance(built, Recipe)
         return built
@@ -39,18 +39,18 @@ class RecipeSuite:
         assert "\n" not in line
 
     def test_dict_is_json_and_complete(self, recipe: Recipe) -> None:
-        known = recipe.to_dict()
-        assert set(known) == {field.name for field in fields(Recipe)}
-        assert json.loads(json.dumps(known)) == known
+        values = recipe.to_dict()
+        assert set(values) == {field.name for field in fields(Recipe)}
+        assert json.loads(json.dumps(values)) == values
 
     def test_dict_builds_the_same_recipe(self, recipe: Recipe) -> None:
         assert Recipe(**json.loads(json.dumps(recipe.to_dict()))) == recipe
 
-    def test_rate_is_finite_and_positive_over_the_run(self, recipe: Recipe) -> None:
+    def test_lr_is_finite_and_positive_over_the_run(self, recipe: Recipe) -> None:
         schedule = recipe.schedule(BATCH, EPOCH, HORIZON)
-        rates = [schedule(samples) for samples in range(0, HORIZON, BATCH)]
-        assert all(math.isfinite(rate) and rate >= 0 for rate in rates)
-        assert all(rate > 0 for rate in rates[1:])  # the first may be 0: a warm-up from nothing
+        lrs = [schedule(samples) for samples in range(0, HORIZON, BATCH)]
+        assert all(math.isfinite(lr) and lr >= 0 for lr in lrs)
+        assert all(lr > 0 for lr in lrs[1:])  # the first may be 0: a warm-up from zero
         assert schedule(HORIZON) == schedule(2 * HORIZON)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -70,7 +70,7 @@ class RecipeSuite:
 def _descend(
     recipe: Recipe, dtype: torch.dtype, steps: int = HORIZON // BATCH
 ) -> tuple[float, float, torch.optim.Optimizer]:
-    """The mean square of a linear layer's error, before and after a run under the recipe's own schedule."""
+    """The mean squared error of a linear layer before and after a run with the recipe's own schedule."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(64, 4, dtype=dtype, generator=generator)
     model, wanted = nn.Linear(4, 3).to(dtype), torch.randn(4, 3, dtype=dtype, generator=generator)
@@ -81,7 +81,7 @@ def _descend(
     schedule = recipe.schedule(BATCH, EPOCH, HORIZON)
     losses = []
     for step in range(steps):
-        set_rate(optimizer, schedule(step * BATCH))
+        set_lr(optimizer, schedule(step * BATCH))
         optimizer.zero_grad()
         loss = (model(inputs) - inputs @ wanted).square().mean()
         loss.backward()

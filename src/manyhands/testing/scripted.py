@@ -118,15 +118,15 @@ class Scripted(TransportWrapper):
         super().__init__(inner)
         self._script = script
 
-    def again(self, inner: Transport) -> Scripted:
+    def rewrap(self, inner: Transport) -> Scripted:
         return Scripted(inner, self._script)
 
     def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
         """Let others run after the time that an idle server needs to answer."""
-        if self.inner.until(ready, min(seconds, PATIENCE), what):
+        if self.inner.wait_for(ready, min(seconds, PATIENCE), what):
             return True
         self._script.pause(self.rank)
-        return self.inner.until(ready, seconds, what)
+        return self.inner.wait_for(ready, seconds, what)
 
 
 @final

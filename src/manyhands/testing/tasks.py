@@ -1,4 +1,4 @@
-"""What every task promises: subclass, set `task`, and pytest does the rest."""
+"""The conformance suite of tasks: subclass it and set `task`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TaskSuite:
     """Contract tests of a task."""
 
     task: ClassVar[Task]
-    few = 8  # samples, enough for any of the checks
+    few = 8  # samples, enough for every check
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """A seeded model's outputs in double precision and evaluation mode, sample by sample."""
+        """Outputs of a seeded model in double precision and evaluation mode, and the targets."""
         torch.manual_seed(0)
         model = self.task.model().double().eval()
         inputs = copy.deepcopy(self.task.preprocess).double()(batch.inputs)
@@ -34,27 +34,27 @@ class TaskSuite:
         return batch
 
     def first(self) -> list[int]:
-        """The numbers of the first few samples."""
+        """The indices of the first few samples."""
         return list(range(min(self.few, len(self.task.train))))
 
     def test_the_loss_is_a_mean_over_samples(self) -> None:
-        """Law 4: a global mean can be put together from uneven parts."""
+        """Law 4: a global mean can be computed from uneven parts."""
         outputs, targets = self.outputs(self.read(self.task.train, self.first()))
         whole = self.task.loss(outputs, targets)
-        cut = 1 + len(targets) // 3
-        parts = [(outputs[:cut], targets[:cut]), (outputs[cut:], targets[cut:])]
+        middle = 1 + len(targets) // 3
+        parts = [(outputs[:middle], targets[:middle]), (outputs[middle:], targets[middle:])]
         mean = sum(self.task.loss(o, t) * (len(t) / len(targets)) for o, t in parts if len(t))
         torch.testing.assert_close(mean, whole, rtol=1e-12, atol=1e-12)
 
     def test_the_metric_scores_each_sample(self) -> None:
-        """One number a sample, finite."""
+        """One finite number per sample."""
         outputs, targets = self.outputs(self.read(self.task.test, self.first()))
         scores = self.task.metric.scores(outputs, targets)
         assert scores.shape == targets.shape[:1]
         assert torch.isfinite(scores.double()).all()
 
     def test_the_loss_has_gradients_for_every_parameter(self) -> None:
-        """Nothing in the model is left out by its forward."""
+        """The forward pass uses all parameters."""
         torch.manual_seed(0)
         model = self.task.model()
         batch = self.read(self.task.train, self.first())
@@ -64,7 +64,7 @@ class TaskSuite:
         assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
     def test_the_same_seed_builds_the_same_model(self) -> None:
-        """Every rank builds its own and they are equal."""
+        """Every rank builds its own model, and all are equal."""
         states = []
         for _ in range(2):
             torch.manual_seed(7)
@@ -76,13 +76,13 @@ class TaskSuite:
         """Reading is a pure function of (seed, epoch, sample)."""
         first = self.first()
         together = self.read(self.task.train, first, epoch=2, seed=5)
-        for place, sample in enumerate(first):
+        for index, sample in enumerate(first):
             alone = self.read(self.task.train, [sample], epoch=2, seed=5)
-            assert torch.equal(alone.inputs[0], together.inputs[place])
-            assert torch.equal(alone.targets[0], together.targets[place])
+            assert torch.equal(alone.inputs[0], together.inputs[index])
+            assert torch.equal(alone.targets[0], together.targets[index])
 
     def test_streams_answer_requests_in_order(self) -> None:
-        """What is read ahead comes out in the order it was asked for."""
+        """Batches come in the order of the requests, although they are read ahead."""
         n = len(self.task.train)
         requests = list(islice(Order(n, max(1, n // 50), seed=3).batches(), 3))
         for request, batch in zip(requests, self.task.train.stream(requests, 3), strict=True):
@@ -91,7 +91,7 @@ class TaskSuite:
             assert torch.equal(batch.targets, expected.targets)
 
     def test_the_test_set_is_never_augmented(self) -> None:
-        """Evaluation is the same whatever the seed and the epoch."""
+        """Evaluation does not depend on the seed and the epoch."""
         request = next(iter(in_order(len(self.task.test), self.few))).samples.tolist()
         once = self.read(self.task.test, request, epoch=0, seed=0)
         again = self.read(self.task.test, request, epoch=4, seed=9)

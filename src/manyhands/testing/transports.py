@@ -1,6 +1,6 @@
-"""What every transport promises: subclass, say how to make a gang, and pytest does the rest.
+"""The conformance suite of transports: subclass it and implement `run_group`.
 
-What a rank does is a function of a module, not of a test, so that it can be sent to a process.
+What a rank does is a module-level function, so that it can be sent to a process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from manyhands.core.errors import DeadlineError, PeerLostError
 from manyhands.testing.rank_functions import (
     awaits,
-    dies_inside,
-    divides,
-    hands_around,
-    listens,
-    listens_in_vain,
-    ring,
+    broadcasts_named_tensors,
+    dies_with_lock,
+    receives_from_any,
+    receives_nothing,
+    sends_around_ring,
+    splits,
     takes_turns,
 )
 from manyhands.transports.base import Transport
@@ -43,103 +43,103 @@ DTYPES = (
     torch.complex64,
 )
 SHAPES = ((), (0,), (1,), (7,), (3, 5), (2, 0, 4))
-# Bytes around the limits at which a transport may cut a tensor in pieces, and some megabytes.
+# Bytes around the limits at which a transport may divide a tensor into pieces, and some megabytes.
 LENGTHS = (4, 4096, 2**16 - 4, 2**16, 2**16 + 4, 2**20 - 4, 2**20, 2**20 + 4, 5 * 2**20 + 12)
 
 Rank = Callable[[Transport], Any]
 
 
 class TransportSuite:
-    """Contract tests of a transport. `gang` runs a function once a rank and returns the results by rank."""
+    """Contract tests of a transport. `run_group` runs a function at every rank."""
 
     sizes: tuple[int, ...] = (1, 2, 3)
-    dies: Callable[[], Any] | None = partial(os._exit, 3)  # how a rank ends in the middle of things
-    short = 0.5  # seconds of patience of those who wait in vain; connecting must not take longer
+    dies: Callable[[], Any] | None = partial(os._exit, 3)  # how a rank dies while others wait for it
+    short = 0.5  # seconds: the timeout in tests of timeouts; connecting must not take longer
     late = r"waited 0\.\d s in {operation} \d+ for worker {last}"
     lost = r"worker {last} is gone \(noticed in {operation} \d+\)"
 
-    def gang(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
-        """Run the function at every rank of a group of this size, whose waits last no longer than that."""
+    def run_group(self, size: int, function: Rank, timeout: float = 30.0) -> list[Any]:
+        """Run a function at every rank of a group with this timeout, and return the results by rank."""
         raise NotImplementedError
 
     def each(self, function: Rank) -> None:
-        """Run checks that return nothing, at all sizes."""
+        """Run a check that returns None, at all sizes."""
         for size in self.sizes:
-            assert self.gang(size, function) == [None] * size
+            assert self.run_group(size, function) == [None] * size
 
     def test_ranks_are_numbered(self) -> None:
         """Each rank knows its number, the size, and that it shares memory with itself."""
         for size in self.sizes:
-            assert self.gang(size, who) == [(rank, size, True) for rank in range(size)]
+            assert self.run_group(size, who) == [(rank, size, True) for rank in range(size)]
 
     def test_all_reduce_sums_in_place(self) -> None:
         """Any dtype and shape, empty ones included."""
         self.each(sums)
 
     def test_all_reduce_takes_any_layout(self) -> None:
-        """Transposed, strided, a leaf of the graph; what is beside it stays as it is."""
+        """Transposed, strided, a parameter. Memory beside the tensor does not change."""
         self.each(layouts)
 
     def test_all_reduce_has_the_same_bits_everywhere_and_always(self) -> None:
         """At every rank and in every repetition, for lengths around every limit."""
         for size in self.sizes:
-            seen = self.gang(size, bits)
-            assert all(first == second for first, second in seen)
-            assert len({first for first, _ in seen}) == 1
+            digests = self.run_group(size, bits)
+            assert all(first == second for first, second in digests)
+            assert len({first for first, _ in digests}) == 1
 
     def test_broadcast_gives_the_roots_tensor(self) -> None:
         """From every root; any dtype, shape, layout and length."""
         self.each(broadcasts)
 
-    def test_named_tensors_travel_from_rank_0(self) -> None:
-        """What a run goes on from, whoever has read it."""
-        self.each(hands_around)
+    def test_named_tensors_are_broadcast_from_rank_0(self) -> None:
+        """As when a run is resumed from a checkpoint that only rank 0 has read."""
+        self.each(broadcasts_named_tensors)
 
     def test_all_gather_takes_uneven_shapes(self) -> None:
         """By rank, each in its own shape, none sharing memory with the input."""
         self.each(gathers)
 
     def test_messages_arrive_in_order(self) -> None:
-        """Around the ring, several on their way before the first is received."""
-        self.each(ring)
+        """Around a ring, several in flight before the first is received."""
+        self.each(sends_around_ring)
 
     def test_messages_of_any_size_in_both_directions(self) -> None:
         """Empty, small and large, of any dtype and layout."""
         self.each(messages)
 
-    def test_barrier_is_one(self) -> None:
-        """Nobody passes before the last has come."""
+    def test_barrier_waits_for_all(self) -> None:
+        """No rank leaves before the last has come."""
         for size in self.sizes:
-            times = self.gang(size, barrier_times)
+            times = self.run_group(size, barrier_times)
             for passages in zip(*times, strict=True):
                 assert max(came for came, _ in passages) <= min(left for _, left in passages)
 
     @pytest.mark.parametrize("operation", ["barrier", "all_reduce", "recv"])
-    def test_who_waits_in_vain_says_so(self, operation: str) -> None:
-        """The deadline passes; the error says how long, in what, and for whom."""
+    def test_a_wait_ends_at_its_timeout(self, operation: str) -> None:
+        """The error says how long the rank waited, in which operation, and for which worker."""
         size = max(self.sizes)
         if size == 1:
-            pytest.skip("there is nobody to wait for")
-        seen = self.gang(size, partial(waits_in_vain, operation=operation, away=2 * self.short), self.short)[
-            :-1
-        ]
-        # Whoever is a little slower may notice that another has given up already.
-        waited = [text for text in seen if not re.fullmatch(r".* is gone \(noticed in .*\)", text)]
+            pytest.skip("a rank alone never waits")
+        errors = self.run_group(
+            size, partial(waits_in_vain, operation=operation, away=2 * self.short), self.short
+        )[:-1]
+        # A slower rank may notice first that another has given up.
+        waited = [text for text in errors if not re.fullmatch(r".* is gone \(noticed in .*\)", text)]
         expected = self.late.format(operation=operation, last=size - 1)
-        assert waited, seen
-        assert all(re.fullmatch(expected, text) for text in waited), seen
+        assert waited, errors
+        assert all(re.fullmatch(expected, text) for text in waited), errors
 
     @pytest.mark.parametrize("operation", ["barrier", "all_reduce", "recv"])
-    def test_who_waits_for_the_dead_says_so(self, operation: str) -> None:
-        """A rank ends in the middle of things: the others do not wait for their deadline."""
+    def test_a_dead_peer_ends_a_wait(self, operation: str) -> None:
+        """A rank dies: the others do not wait for their timeout."""
         size = max(self.sizes)
         if size == 1 or self.dies is None:
-            pytest.skip("there is nobody to lose" if size == 1 else "whoever started the gang ends it")
+            pytest.skip("a rank alone has no peers" if size == 1 else "the launcher ends all ranks")
         since = time.monotonic()
-        seen = self.gang(size, partial(loses_a_peer, operation=operation, dies=self.dies))
+        errors = self.run_group(size, partial(loses_a_peer, operation=operation, dies=self.dies))
         assert time.monotonic() - since < 10
         expected = self.lost.format(operation=operation, last=size - 1)
-        assert all(re.fullmatch(expected, text) for text in seen[:-1]), seen
+        assert all(re.fullmatch(expected, text) for text in errors[:-1]), errors
 
     def test_shared_memory_is_zeroed_and_the_same(self) -> None:
         """At every peer on the host, and each name has its own."""
@@ -149,41 +149,41 @@ class TransportSuite:
         """One part, two, or more."""
         self.each(adds)
 
-    def test_exclusive_lets_one_in_at_a_time(self) -> None:
-        """Of the peers that share memory: no addition to a number that all of them write is lost."""
+    def test_a_lock_has_one_holder(self) -> None:
+        """Among peers that share memory: no increment of a shared counter is lost."""
         self.each(takes_turns)
 
-    def test_who_dies_inside_lets_others_in(self) -> None:
-        """Nobody has to open the door for it."""
+    def test_a_dead_holder_releases_its_lock(self) -> None:
+        """Without any help of others."""
         size = max(self.sizes)
         if size == 1 or self.dies is None:
-            pytest.skip("there is nobody to lose" if size == 1 else "whoever started the gang ends it")
-        seen = self.gang(size, partial(dies_inside, dies=self.dies))
-        assert seen[:-1] == ["in"] * (size - 1)
+            pytest.skip("a rank alone has no peers" if size == 1 else "the launcher ends all ranks")
+        results = self.run_group(size, partial(dies_with_lock, dies=self.dies))
+        assert results[:-1] == ["locked"] * (size - 1)
 
-    def test_until_something_has_changed(self) -> None:
-        """In memory that another writes, or by itself; and not for longer than one is willing to wait."""
+    def test_wait_for_returns_when_memory_changes(self) -> None:
+        """Memory that a peer writes, or a condition of its own. It returns False after its timeout."""
         self.each(awaits)
 
-    def test_the_first_message_of_whoever_it_is(self) -> None:
-        """All that were sent come, those of one rank in their order, also with others in between."""
-        self.each(listens)
+    def test_recv_any_takes_every_message(self) -> None:
+        """All messages arrive, those of one rank in order, also with `recv` in between."""
+        self.each(receives_from_any)
 
-    def test_who_waits_for_anybody_in_vain_says_so(self) -> None:
-        """The deadline passes, or all others have given up."""
+    def test_recv_any_ends_at_its_timeout(self) -> None:
+        """The timeout passes, or all others have given up."""
         size = max(self.sizes)
         if size == 1:
-            pytest.skip("there is nobody to wait for")
-        seen = self.gang(size, listens_in_vain, self.short)
+            pytest.skip("a rank alone never waits")
+        errors = self.run_group(size, receives_nothing, self.short)
         expected = r"waited 0\.\d s in recv_any \d+ for .*|.* gone \(noticed in recv_any \d+\)"
-        assert all(re.fullmatch(expected, text) for text in seen), seen
-        assert any(text.startswith("waited") for text in seen), seen
+        assert all(re.fullmatch(expected, text) for text in errors), errors
+        assert any(text.startswith("waited") for text in errors), errors
 
-    def test_parts_sum_among_themselves(self) -> None:
-        """Twice divided, each part numbers its ranks anew and sums, casts and sends for itself."""
-        self.each(divides)
+    def test_split_makes_independent_groups(self) -> None:
+        """Each group has its own ranks, sums, broadcasts and messages."""
+        self.each(splits)
 
-    def test_host_and_across_span_the_gang(self) -> None:
+    def test_on_host_and_across_span_the_group(self) -> None:
         """Summing over one and then the other sums over all."""
         self.each(spans)
 
@@ -193,12 +193,12 @@ class TransportSuite:
 
 
 def who(transport: Transport) -> tuple[int, int, bool]:
-    """Who one is."""
+    """Rank, size, and whether the rank is its own peer."""
     return transport.rank, transport.size, transport.rank in transport.peers_on_host
 
 
 def sums(transport: Transport) -> None:
-    """Small whole numbers, so that every dtype holds the sum."""
+    """Sum small integers, which every dtype can represent."""
     total = sum(range(1, transport.size + 1))
     for dtype in DTYPES:
         for shape in SHAPES:
@@ -224,7 +224,7 @@ def layouts(transport: Transport) -> None:
 
 
 def bits(transport: Transport) -> tuple[str, str]:
-    """A digest of sums of random numbers, twice."""
+    """Digests of two identical series of sums of random numbers."""
 
     def once() -> str:
         digest = hashlib.sha256()
@@ -239,7 +239,7 @@ def bits(transport: Transport) -> tuple[str, str]:
 
 
 def broadcasts(transport: Transport) -> None:
-    """Each root its own numbers."""
+    """Broadcast from each root."""
     for root in range(transport.size):
         for dtype in DTYPES:
             for shape in SHAPES:
@@ -278,7 +278,7 @@ def messages(transport: Transport) -> None:
         return
     peer = last if transport.rank == first else first
 
-    def hand_over(tensor: Tensor) -> None:
+    def transfer(tensor: Tensor) -> None:
         received = torch.zeros_like(tensor)
         for sender in (first, last):
             if transport.rank == sender:
@@ -289,10 +289,10 @@ def messages(transport: Transport) -> None:
 
     for dtype in DTYPES:
         for shape in SHAPES:
-            hand_over(torch.full(shape, 3, dtype=dtype))
+            transfer(torch.full(shape, 3, dtype=dtype))
     for nbytes in LENGTHS:
-        hand_over(_random(nbytes, 7))
-    hand_over(torch.arange(6.0).view(2, 3).t())
+        transfer(_random(nbytes, 7))
+    transfer(torch.arange(6.0).view(2, 3).t())
 
 
 def barrier_times(transport: Transport) -> list[tuple[float, float]]:
@@ -308,7 +308,7 @@ def barrier_times(transport: Transport) -> list[tuple[float, float]]:
 
 
 def waits_in_vain(transport: Transport, operation: str, away: float) -> str:
-    """The last rank does not come, until all others have given up."""
+    """The last rank stays away until all others have given up."""
     transport.barrier()
     if transport.rank == transport.size - 1:
         time.sleep(away)
@@ -319,7 +319,7 @@ def waits_in_vain(transport: Transport, operation: str, away: float) -> str:
 
 
 def loses_a_peer(transport: Transport, operation: str, dies: Callable[[], Any]) -> str:
-    """The last rank ends while the others wait for it."""
+    """The last rank dies while the others wait for it."""
     transport.barrier()
     if transport.rank == transport.size - 1:
         time.sleep(0.1)
@@ -331,7 +331,7 @@ def loses_a_peer(transport: Transport, operation: str, dies: Callable[[], Any]) 
 
 
 def shares(transport: Transport) -> None:
-    """Each peer writes its own byte and finds all others'."""
+    """Each peer writes its own byte and reads those of all others."""
     first, second = transport.share("one", 100_000), transport.share("two/2", 3 * 4096)
     host = transport.on_host
     for memory, factor in ((first, 1), (second, 2)):
@@ -359,7 +359,7 @@ def adds(transport: Transport) -> None:
 
 
 def spans(transport: Transport) -> None:
-    """Both ways to the sum."""
+    """The sum at once and in two steps."""
     whole, by_parts = (torch.full((5,), 2.0**transport.rank) for _ in range(2))
     transport.all_reduce(whole)
     transport.across.all_reduce(transport.on_host.all_reduce(by_parts))
@@ -369,7 +369,7 @@ def spans(transport: Transport) -> None:
 
 
 def closes(transport: Transport) -> None:
-    """Together, then twice."""
+    """Close twice, when all ranks are done."""
     transport.barrier()
     transport.close()
     transport.close()

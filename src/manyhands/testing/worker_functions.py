@@ -149,8 +149,8 @@ def rejoin(info: RankInfo, folder: str, deaths: int, then: str = "") -> list[Any
     life = line.posted.get("life", 0) + 1
     if life == 1:
         line.exchange("the first")
-        if line.board is not None:
-            STATUS.pack_into(line.board, 0, 120, 0, b"forward", b"")
+        if line.status_slot is not None:
+            STATUS.pack_into(line.status_slot, 0, 120, 0, b"forward", b"")
     line.tell((life, info.joining, line.posted, line.gone, os.getpid()))
     line.post("life", life)
     if life <= deaths:

@@ -1,4 +1,4 @@
-"""Named tensors from rank 0 to all the others, in pieces of bounded size; all ranks take part together."""
+"""Broadcast named tensors from rank 0 in pieces of bounded size. All ranks must take part."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import torch
 from torch import Tensor
 
 from manyhands.transports import tensor_bytes
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Collectives
 
-PIECE = 4 << 20  # bytes: small tensors share one, large ones take several
+PIECE = 4 << 20  # bytes: small tensors share a piece, large ones take several
 
 
 def broadcast_tensors(
-    transport: Transport, tensors: Mapping[str, Tensor] | None, words: str = ""
+    transport: Collectives, tensors: Mapping[str, Tensor] | None, text: str = ""
 ) -> tuple[dict[str, Tensor], str]:
-    """Rank 0's tensors and words, at every rank; what the others bring is not looked at."""
+    """Rank 0's tensors and text, at every rank. The arguments of other ranks are ignored."""
     if transport.rank == 0:
         assert tensors is not None
-        made = {name: tensor_bytes.row(tensor).view(tensor.shape) for name, tensor in tensors.items()}
-        heads = [[name, tensor_bytes.code(t.dtype), list(t.shape)] for name, t in made.items()]
-        _told(transport, json.dumps([heads, words]).encode())
+        made = {name: tensor_bytes.flatten(tensor).view(tensor.shape) for name, tensor in tensors.items()}
+        headers = [[name, tensor_bytes.code(t.dtype), list(t.shape)] for name, t in made.items()]
+        _broadcast_bytes(transport, json.dumps([headers, text]).encode())
     else:
-        heads, words = json.loads(_told(transport, b""))
-        made = {name: torch.empty(shape, dtype=tensor_bytes.dtype(code)) for name, code, shape in heads}
-    _cast(
+        headers, text = json.loads(_broadcast_bytes(transport, b""))
+        made = {name: torch.empty(shape, dtype=tensor_bytes.dtype(code)) for name, code, shape in headers}
+    _broadcast_rows(
         transport,
-        [tensor_bytes.as_bytes(tensor_bytes.row(tensor)) for tensor in made.values() if tensor.numel()],
+        [tensor_bytes.as_bytes(tensor_bytes.flatten(tensor)) for tensor in made.values() if tensor.numel()],
     )
-    return made, words
+    return made, text
 
 
-def _told(transport: Transport, text: bytes) -> bytes:
-    """Rank 0's bytes, whose number the others do not know."""
-    length = torch.tensor([len(text)])
+def _broadcast_bytes(transport: Collectives, content: bytes) -> bytes:
+    """Rank 0's bytes, of a length that the other ranks do not know."""
+    length = torch.tensor([len(content)])
     row = torch.empty(int(transport.broadcast(length)), dtype=torch.uint8)
     if transport.rank == 0:
-        row.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    _cast(transport, [row])
+        row.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    _broadcast_rows(transport, [row])
     return row.numpy().tobytes()
 
 
-def _cast(transport: Transport, rows: Sequence[Tensor]) -> None:
-    """Rank 0's bytes into everybody's rows, which are as long."""
-    room = torch.empty(min(PIECE, sum(row.numel() for row in rows)), dtype=torch.uint8)
-    for cuts in _pieces([row.numel() for row in rows], PIECE):
-        parts = [rows[number][begin:end] for number, begin, end in cuts]
-        piece = room[: sum(part.numel() for part in parts)]
+def _broadcast_rows(transport: Collectives, rows: Sequence[Tensor]) -> None:
+    """Copy rank 0's rows of bytes into the rows of all ranks, which have the same lengths."""
+    buffer = torch.empty(min(PIECE, sum(row.numel() for row in rows)), dtype=torch.uint8)
+    for ranges in _pieces([row.numel() for row in rows], PIECE):
+        parts = [rows[number][begin:end] for number, begin, end in ranges]
+        piece = buffer[: sum(part.numel() for part in parts)]
         if transport.rank == 0:
             torch.cat(parts, out=piece)
         transport.broadcast(piece)
@@ -57,19 +57,19 @@ def _cast(transport: Transport, rows: Sequence[Tensor]) -> None:
                 part.copy_(got)
 
 
-def _pieces(lengths: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Cut rows, one after the other, into pieces of at most so many bytes: (row, from, to) each."""
+def _pieces(lengths: Sequence[int], limit: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Divide rows into pieces of at most `limit` bytes. A piece is a list of (row, begin, end)."""
     piece: list[tuple[int, int, int]] = []
-    free = most
+    left = limit
     for number, length in enumerate(lengths):
         begin = 0
         while begin < length:
-            end = min(length, begin + free)
+            end = min(length, begin + left)
             piece.append((number, begin, end))
-            free -= end - begin
+            left -= end - begin
             begin = end
-            if not free:
+            if not left:
                 yield piece
-                piece, free = [], most
+                piece, left = [], limit
     if piece:
         yield piece

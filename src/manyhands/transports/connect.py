@@ -1,4 +1,4 @@
-"""From a transport's name and a worker's place to the transport: what a session calls, and its refusals."""
+"""Build the transport of one worker from its name and the worker's rank information, or refuse it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGES = tuple(name for name, row in TRANSPORTS.items() if row.hosts)
 
 
 def check(name: str, hosts: Sequence[str]) -> None:
-    """Refuse a transport that cannot join workers on these hosts; needs no torch."""
+    """Refuse a transport that cannot connect workers on these hosts. Needs no torch."""
     distinct = list(dict.fromkeys(hosts))
     if TRANSPORTS[name].one_rank and len(hosts) > 1:
         raise UsageError(
@@ -28,7 +28,7 @@ def check(name: str, hosts: Sequence[str]) -> None:
         )
     if TRANSPORTS[name].shared_memory and len(distinct) > 1:
         raise UsageError(
-            f"transport {name} joins workers of one host, but there are {len(distinct)} hosts "
+            f"transport {name} connects workers on one host, but there are {len(distinct)} hosts "
             f"({', '.join(distinct)}): use {' or '.join(MESSAGES)}"
         )
 
@@ -36,16 +36,18 @@ def check(name: str, hosts: Sequence[str]) -> None:
 def connect(
     name: str, info: RankInfo, *, device: torch.device | None = None, timeout: float | None = None
 ) -> Transport:
-    """The transport of one worker; all workers of the gang must ask for it."""
+    """The transport of one worker. All workers of the group must call it."""
     member = registry.member("transport", TRANSPORTS, name)
     check(name, info.hosts)
-    from manyhands.transports.base import CPU, PATIENCE
+    from manyhands.transports.base import CPU, DEFAULT_TIMEOUT
 
     build = member
-    on_gpus = device is not None and device.type != "cpu"  # workers of a host share no memory there
+    on_gpus = device is not None and device.type != "cpu"  # there the workers of a host share no memory
     if name in MESSAGES and not on_gpus and 1 < len(rank_grid.rows(info.hosts)) < info.size:
         from manyhands.transports.hosts import HostsTransport
 
         build = partial(HostsTransport, between=member)
-    made: Transport = build(info, device=device or CPU, timeout=PATIENCE if timeout is None else timeout)
-    return made
+    transport: Transport = build(
+        info, device=device or CPU, timeout=DEFAULT_TIMEOUT if timeout is None else timeout
+    )
+    return transport

@@ -1,12 +1,12 @@
-"""Several hosts: workers of one host share memory, and worker i of each host talks to worker i of the others.
+"""Several hosts: workers of one host share memory, workers with the same local rank exchange messages.
 
                  worker 0   worker 1
     host a          0 ──shm── 1            a row:     memory, `on_host`
                     │         │            a column:  messages, `across`
     host b          2 ──shm── 3
 
-A sum goes along the rows, then each column sums its slice of that, then the rows put the slices together:
-a byte crosses the network as often as there are hosts, however many workers they have.
+A sum goes along the rows, then each column sums its slice, then each row broadcasts the slices. So the bytes
+that cross the network depend on the number of hosts, not on the number of workers per host.
 """
 
 from __future__ import annotations
@@ -18,38 +18,36 @@ from typing import final
 import torch
 from torch import Tensor
 
-from manyhands.core.errors import UsageError
 from manyhands.core.rank_info import RankInfo
 from manyhands.transports import rank_grid, tensor_bytes
-from manyhands.transports.base import CPU, PATIENCE, Awaited, Messages, Transport
+from manyhands.transports.base import CPU, DEFAULT_TIMEOUT, Awaited, MessageTransport, Transport
 from manyhands.transports.shm.transport import ShmTransport
 
 
 @final
 class HostsTransport:
-    """Shared memory within hosts, messages between them; as many workers on each host."""
+    """Shared memory within hosts, messages between them. All hosts have the same number of workers."""
 
     def __init__(
         self,
         info: RankInfo,
         *,
-        between: Callable[..., Messages],
+        between: Callable[..., MessageTransport],
         device: torch.device = CPU,
-        timeout: float = PATIENCE,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         self.rank, self.size = info.rank, info.size
         rows, columns = rank_grid.rows(info.hosts), rank_grid.columns(info.hosts)
-        self.peers_on_host = rank_grid.line_of(self.rank, rows)
+        self.peers_on_host = rank_grid.group_of(self.rank, rows)
         self._row_of = {rank: number for number, row in enumerate(rows) for rank in row}
         self._column_of = {rank: number for number, column in enumerate(columns) for rank in column}
         self.messages = between(info, device=device, timeout=timeout)
         self.on_host: Transport = ShmTransport(info, device=device, timeout=timeout)
-        self.across = self.messages.parts(columns)
+        self.across = self.messages.split(columns)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Rows, then a slice of each column, then rows again."""
-        whole = tensor_bytes.row(tensor, stay=True)
-        slices = tensor_bytes.cut(whole.numel(), self.on_host.size)
+        whole = tensor_bytes.flatten(tensor, keep_device=True)
+        slices = tensor_bytes.slices(whole.numel(), self.on_host.size)
         self.on_host.all_reduce(whole)
         mine = whole[slices[self.on_host.rank]]
         if mine.numel():
@@ -57,34 +55,28 @@ class HostsTransport:
         for worker, part in enumerate(slices):
             if part.start < part.stop:
                 self.on_host.broadcast(whole[part], worker)
-        return tensor_bytes.back(whole, tensor)
+        return tensor_bytes.copy_back(whole, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Down the root's column, then along each row."""
+        """Along the root's column, then along each row."""
         if self._column_of[self.rank] == self._column_of[root]:
             self.across.broadcast(tensor, self._row_of[root])
         return self.on_host.broadcast(tensor, self._column_of[root])
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """By messages between all."""
         return self.messages.all_gather(tensor)
 
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
-        """Through memory to a peer on this host, else as a message."""
+        """Through shared memory to a peer on this host, as a message to any other rank."""
         if to in self.peers_on_host:
             self.on_host.send(tensor, self._column_of[to], ahead)
         else:
             self.messages.send(tensor, to, ahead)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
-        """The other end of a send."""
         if source in self.peers_on_host:
             return self.on_host.recv(tensor, self._column_of[source])
         return self.messages.recv(tensor, source)
-
-    def recv_any(self, tensor: Tensor) -> int:
-        """Refused: a worker on this host and one elsewhere cannot be listened to at once; `messages` can."""
-        raise UsageError("between hosts and within them, messages come two ways: use transport.messages")
 
     def barrier(self) -> None:
         """Each row, then the first column, then each row again."""
@@ -94,30 +86,23 @@ class HostsTransport:
         self.on_host.barrier()
 
     def share(self, name: str, nbytes: int) -> Tensor:
-        """Of this host."""
         return self.on_host.share(name, nbytes)
 
-    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
-        """Of this host."""
-        return self.on_host.exclusive(number)
+    def lock(self, number: int = 0) -> AbstractContextManager[object]:
+        return self.on_host.lock(number)
 
-    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
-        """On this host."""
-        return self.on_host.until(ready, seconds, what)
+    def wait_for(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        return self.on_host.wait_for(ready, seconds, what)
 
-    def ring(self) -> None:
-        """On this host."""
-        self.on_host.ring()
+    def notify(self) -> None:
+        self.on_host.notify()
 
     def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
-        """Of this host."""
         return self.on_host.copy_shared(tensor, out)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
-        """Summed where they lie."""
         return self.on_host.add_shared(parts, out)
 
     def close(self) -> None:
-        """All three."""
         for transport in (self.on_host, self.across, self.messages):
             transport.close()

@@ -1,4 +1,4 @@
-"""Ranks as a grid: a row for each host, a column for the workers of the same number on all hosts."""
+"""Ranks as a grid: one row per host, one column per local rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def rows(hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """The ranks of each host; each rank alone where hosts have different numbers of them.
+    """The ranks of each host. If hosts have different numbers of ranks, each rank is a row of its own.
 
     >>> rows(["a", "b", "a", "b"])
     [(0, 2), (1, 3)]
@@ -22,10 +22,10 @@ def rows(hosts: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def columns(hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """The ranks that have the same number on their hosts."""
+    """The ranks that have the same local rank on their hosts."""
     return list(zip(*rows(hosts), strict=True))
 
 
-def line_of(rank: int, lines: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The row or column in which a rank stands."""
-    return next(line for line in lines if rank in line)
+def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The group (row or column) that contains a rank."""
+    return next(group for group in groups if rank in group)

@@ -1,105 +1,74 @@
-"""The null transport: one worker, for whom every collective is already done."""
+"""The null transport: one worker, for which every collective is already done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import final
+from collections import deque
+from collections.abc import Sequence
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from manyhands.core.errors import UsageError
 from manyhands.core.rank_info import RankInfo
-from manyhands.transports import tensor_bytes
-from manyhands.transports.base import CPU, PATIENCE, Awaited
-from manyhands.transports.waiting import poll
+from manyhands.transports.base import CPU, DEFAULT_TIMEOUT
+from manyhands.transports.defaults import TransportDefaults
 
 
 @final
-class SoloTransport:
-    """Rank 0 of 1."""
+class SoloTransport(TransportDefaults):
+    """Rank 0 of 1. It can only send messages to itself."""
 
     rank = 0
     size = 1
     peers_on_host: tuple[int, ...] = (0,)
 
     def __init__(
-        self, info: RankInfo | None = None, *, device: torch.device = CPU, timeout: float = PATIENCE
+        self, info: RankInfo | None = None, *, device: torch.device = CPU, timeout: float = DEFAULT_TIMEOUT
     ) -> None:
         if info is not None and info.size != 1:
-            raise UsageError(f"the solo transport has one rank, and there are {info.size} workers")
+            raise UsageError(f"the solo transport has one rank, but there are {info.size} workers")
+        self._sent: deque[Tensor] = deque()
 
     @property
-    def on_host(self) -> SoloTransport:
-        """Itself."""
+    def on_host(self) -> Self:
         return self
 
-    @property
-    def across(self) -> SoloTransport:
-        """Itself."""
-        return self
-
-    @property
-    def messages(self) -> SoloTransport:
-        """Itself."""
-        return self
-
-    def parts(self, groups: Sequence[tuple[int, ...]]) -> SoloTransport:
-        """There is one."""
+    def split(self, groups: Sequence[tuple[int, ...]]) -> Self:
         return self
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over one rank."""
         return tensor
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """What the root has, it has."""
-        if root != 0:
-            raise UsageError(f"the solo transport has one rank: there is no rank {root}")
+        _check(root)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """A copy, as any other transport gives."""
         return [tensor.detach().clone()]
 
+    def barrier(self) -> None:
+        """Return at once."""
+
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
-        """There is nobody to send to."""
-        raise UsageError(f"the solo transport has one rank: nothing can be sent to rank {to}")
+        _check(to)
+        self._sent.append(tensor.detach().clone())
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
-        """There is nobody to receive from."""
-        raise UsageError(f"the solo transport has one rank: nothing can come from rank {source}")
+        _check(source)
+        self.recv_any(tensor)
+        return tensor
 
     def recv_any(self, tensor: Tensor) -> int:
-        """There is nobody to receive from."""
-        raise UsageError("the solo transport has one rank: nothing can come from another")
-
-    def barrier(self) -> None:
-        """Everyone is here."""
-
-    def share(self, name: str, nbytes: int) -> Tensor:
-        """Memory of its own: nobody else asks for it."""
-        return torch.zeros(nbytes, dtype=torch.uint8)
-
-    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
-        """Nobody else is there."""
-        return nullcontext()
-
-    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
-        """By looking again and again."""
-        return poll(ready, seconds)
-
-    def ring(self) -> None:
-        """Who waits looks by itself."""
-
-    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
-        """A copy."""
-        return out.copy_(tensor)
-
-    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
-        """The sum in their order."""
-        return tensor_bytes.add_in_order(parts, out)
+        if not self._sent:
+            raise UsageError("the solo transport has one rank: it would wait forever for a message")
+        tensor.detach().copy_(self._sent.popleft())
+        return 0
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Return at once: there is nothing to release."""
+
+
+def _check(rank: int) -> None:
+    if rank != 0:
+        raise UsageError(f"the solo transport has one rank: there is no rank {rank}")

@@ -1,7 +1,7 @@
 """Workers that are threads of one process: deterministic, without files or sockets, for tests.
 
-Every collective is one meeting: each rank brings a value, waits until all have, and works out its result
-from the list by itself. A group may pretend that its ranks live on several hosts.
+Every collective is one exchange: each rank puts in a value, waits for the values of all ranks, and computes
+its result from the list. A group may pretend that its ranks run on several hosts.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from torch import Tensor
 from manyhands.core.errors import PeerLostError, UsageError
 from manyhands.core.rank_info import RankInfo
 from manyhands.transports import rank_grid, tensor_bytes
-from manyhands.transports.base import CPU, EXCLUSIVE, PATIENCE, Awaited, Transport
+from manyhands.transports.base import CPU, DEFAULT_TIMEOUT, LOCKS, Transport
+from manyhands.transports.defaults import TransportDefaults
 from manyhands.transports.solo import SoloTransport
-from manyhands.transports.waiting import late, lost, poll
+from manyhands.transports.waiting import deadline_error, peer_lost_error
 
 T = TypeVar("T")
 
 
 @final
 class ThreadGroup:
-    """What the ranks of one group have in common: where they meet, their letters, and who has gone."""
+    """What the ranks of one group share: exchanges, messages, locks, and the set of ranks that have ended."""
 
-    def __init__(self, size: int, timeout: float = PATIENCE, hosts: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, size: int, timeout: float = DEFAULT_TIMEOUT, hosts: Sequence[str] | None = None
+    ) -> None:
         self.hosts = tuple(hosts) if hosts is not None else ("here",) * size
         self.timeout = timeout
         self.changed = threading.Condition()
         self.gone: set[int] = set()
         self.rooms: dict[tuple[tuple[int, ...], int], ThreadRoom] = {}
-        self.locks = [threading.Lock() for _ in range(EXCLUSIVE)]
+        self.locks = [threading.Lock() for _ in range(LOCKS)]
 
     def transport(self, rank: int) -> ThreadsTransport:
         """The transport of one rank."""
-        return ThreadsTransport.inside(self.room(tuple(range(len(self.hosts)))), rank)
+        return ThreadsTransport.in_room(self.room(tuple(range(len(self.hosts)))), rank)
 
     def run(self, function: Callable[[ThreadsTransport], T]) -> list[T]:
-        """Call the function once a rank, each in its thread, and return the results by rank.
+        """Call the function once per rank, each in its own thread, and return the results by rank.
 
-        A rank that has returned or failed is gone: whoever waits for it then fails. The failure raised here
-        is the first one by rank that is not itself about a rank that is gone.
+        A rank that has returned or failed is gone, and ranks that wait for it fail. The error raised here is
+        that of the lowest rank, but an error about a lost peer only if there is no other.
         """
         results: list[Any] = [None] * len(self.hosts)
         failures: dict[int, BaseException] = {}
@@ -70,79 +73,77 @@ class ThreadGroup:
         return results
 
     def room(self, ranks: tuple[int, ...], number: int = 0) -> ThreadRoom:
-        """Where these ranks meet; in rooms of other numbers they meet for something else."""
+        """The room of these ranks. Rooms with different numbers are independent."""
         with self.changed:
             return self.rooms.setdefault((ranks, number), ThreadRoom(self, ranks))
 
     def leave(self, rank: int) -> None:
-        """From now on nobody waits for this rank."""
+        """Mark a rank as gone: ranks that wait for it fail."""
         with self.changed:
             self.gone.add(rank)
             self.changed.notify_all()
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            "transport threads joins threads of one process, not processes: use shm, torch or mpi"
+            "transport threads connects threads of one process, not processes: use shm, torch or mpi"
         )
 
 
 @final
 class ThreadRoom:
-    """Meetings and letters of some ranks of a group, who are numbered anew in here."""
+    """Exchanges and messages of some ranks of a group. They have their own numbers from 0 on."""
 
     def __init__(self, group: ThreadGroup, ranks: tuple[int, ...]) -> None:
         self.group, self.ranks = group, ranks
-        self.meetings: dict[int, dict[int, Any]] = defaultdict(dict)
-        self.letters: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self.exchanges: dict[int, dict[int, Any]] = defaultdict(dict)
+        self.messages: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
 
-    def meet(self, number: int, rank: int, value: Any, doing: str) -> list[Any]:
-        """Everybody's value, when all have brought theirs."""
+    def exchange(self, number: int, rank: int, value: Any, operation: str) -> list[Any]:
+        """The values of all ranks, as soon as all are there."""
         with self.group.changed:
-            meeting = self.meetings[number]
-            meeting[rank] = value
+            values = self.exchanges[number]
+            values[rank] = value
             self.group.changed.notify_all()
-            self.wait(lambda: [peer for peer in range(len(self.ranks)) if peer not in meeting], doing)
-            self.meetings.pop(number, None)  # the first to leave; the others hold it already
-        return [meeting[peer] for peer in range(len(self.ranks))]
+            self.wait(lambda: [peer for peer in range(len(self.ranks)) if peer not in values], operation)
+            self.exchanges.pop(number, None)  # by the first that leaves; the others hold `values`
+        return [values[peer] for peer in range(len(self.ranks))]
 
-    def wait(self, missing: Callable[[], list[int]], doing: str) -> None:
-        """Until nobody is missing."""
+    def wait(self, missing: Callable[[], list[int]], operation: str) -> None:
+        """Wait until no rank is missing."""
         group = self.group
         end = time.monotonic() + group.timeout
         while absent := [self.ranks[peer] for peer in missing()]:
             if gone := [rank for rank in absent if rank in group.gone]:
-                raise lost(doing, gone)
+                raise peer_lost_error(operation, gone)
             if time.monotonic() >= end:
-                raise late(group.timeout, doing, absent)
+                raise deadline_error(group.timeout, operation, absent)
             group.changed.wait(end - time.monotonic())
 
 
 @final
-class ThreadsTransport:
-    """One rank of a group; by its place, that of the group which rank 0 makes and hands around."""
+class ThreadsTransport(TransportDefaults):
+    """One rank of a group, which rank 0 creates and passes to the others."""
 
-    rank: int
-    size: int
-    peers_on_host: tuple[int, ...]
-
-    def __init__(self, info: RankInfo, *, device: torch.device = CPU, timeout: float = PATIENCE) -> None:
+    def __init__(
+        self, info: RankInfo, *, device: torch.device = CPU, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
         made = ThreadGroup(info.size, timeout, info.hosts) if info.rank == 0 else None
         group: ThreadGroup = info.channel.exchange(made)[0]
         self._enter(group.room(tuple(range(info.size))), info.rank)
 
     @classmethod
-    def inside(cls, room: ThreadRoom, rank: int) -> Self:
-        """The transport of one rank among those who meet in a room."""
+    def in_room(cls, room: ThreadRoom, rank: int) -> Self:
+        """The transport of one rank of a room."""
         made = cls.__new__(cls)
         made._enter(room, rank)
         return made
 
     def _enter(self, room: ThreadRoom, rank: int) -> None:
         self.rank, self.size = rank, len(room.ranks)
-        self._room, self._calls, self._meetings, self._parts = room, Counter[str](), 0, 0
+        self._room, self._calls, self._exchanges, self._splits = room, Counter[str](), 0, 0
         hosts = [room.group.hosts[member] for member in room.ranks]
-        self.peers_on_host = rank_grid.line_of(rank, rank_grid.rows(hosts))
-        self._column = rank_grid.line_of(rank, rank_grid.columns(hosts))
+        self.peers_on_host = rank_grid.group_of(rank, rank_grid.rows(hosts))
+        self._column = rank_grid.group_of(rank, rank_grid.columns(hosts))
 
     @cached_property
     def on_host(self) -> Transport:
@@ -151,100 +152,75 @@ class ThreadsTransport:
 
     @cached_property
     def across(self) -> Transport:
-        """The ranks of the same number on each pretended host."""
+        """The ranks with the same local rank on each pretended host."""
         return self._among(self._column)
 
-    @property
-    def messages(self) -> ThreadsTransport:
-        """Itself."""
-        return self
-
-    def parts(self, groups: Sequence[tuple[int, ...]]) -> Transport:
-        """In a room of their own each."""
-        self._parts += 1
-        return self._among(rank_grid.line_of(self.rank, groups), self._parts)
+    def split(self, groups: Sequence[tuple[int, ...]]) -> Transport:
+        """Each group has a room of its own."""
+        self._splits += 1
+        return self._among(rank_grid.group_of(self.rank, groups), self._splits)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Each rank sums everything, in rank order."""
-        whole = tensor_bytes.row(tensor)
-        tensor_bytes.add_in_order(self._meet("all_reduce", whole.clone()), whole)
-        return tensor_bytes.back(whole, tensor)
+        whole = tensor_bytes.flatten(tensor)
+        tensor_bytes.add_in_order(self._exchange("all_reduce", whole.clone()), whole)
+        return tensor_bytes.copy_back(whole, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Everyone brings something, the root's is taken."""
-        brought = self._meet("broadcast", tensor.detach().clone() if self.rank == root else None)
-        tensor.detach().copy_(brought[root])
+        values = self._exchange("broadcast", tensor.detach().clone() if self.rank == root else None)
+        tensor.detach().copy_(values[root])
         return tensor
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Copies of what everyone brought."""
-        return [part.clone() for part in self._meet("all_gather", tensor.detach().clone())]
+        return [part.clone() for part in self._exchange("all_gather", tensor.detach().clone())]
 
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
-        """A letter that waits until it is fetched."""
+        """Queue a copy until it is received, whatever `ahead` is."""
         with self._room.group.changed:
-            self._room.letters[self.rank, to].append(tensor.detach().clone())
+            self._room.messages[self.rank, to].append(tensor.detach().clone())
             self._room.group.changed.notify_all()
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
-        """The oldest letter from there."""
-        doing = self._begin("recv")
+        operation = self._begin("recv")
         with self._room.group.changed:
-            letters = self._room.letters[source, self.rank]
-            self._room.wait(lambda: [] if letters else [source], doing)
-            tensor.detach().copy_(letters.popleft())
+            messages = self._room.messages[source, self.rank]
+            self._room.wait(lambda: [] if messages else [source], operation)
+            tensor.detach().copy_(messages.popleft())
         return tensor
 
     def recv_any(self, tensor: Tensor) -> int:
-        """The oldest letter of the lowest rank that has written."""
-        doing, letters = self._begin("recv_any"), self._room.letters
+        """Receive the oldest message of the lowest rank that has sent one."""
+        operation, messages = self._begin("recv_any"), self._room.messages
         with self._room.group.changed:
             others = [peer for peer in range(self.size) if peer != self.rank]
 
             def missing() -> list[int]:
-                """Nobody once there is a letter; as long as some can still write, not those who are gone."""
-                if any(letters[peer, self.rank] for peer in others):
+                """The ranks that can still send one, or all others if all are gone. None if one has come."""
+                if any(messages[peer, self.rank] for peer in others):
                     return []
                 gone = self._room.group.gone
                 return [peer for peer in others if self._room.ranks[peer] not in gone] or others
 
-            self._room.wait(missing, doing)
-            source = next(peer for peer in others if letters[peer, self.rank])
-            tensor.detach().copy_(letters[source, self.rank].popleft())
+            self._room.wait(missing, operation)
+            source = next(peer for peer in others if messages[peer, self.rank])
+            tensor.detach().copy_(messages[source, self.rank].popleft())
         return source
 
     def barrier(self) -> None:
-        """A meeting to which nothing is brought."""
-        self._meet("barrier", None)
+        self._exchange("barrier", None)
 
     def share(self, name: str, nbytes: int) -> Tensor:
-        """What the first rank of the host makes, all of them use."""
+        """Memory that the first rank of the host allocates and all of them use."""
         if self.on_host is not self:
             return self.on_host.share(name, nbytes)
-        shared: Tensor = self._meet("share", torch.zeros(nbytes, dtype=torch.uint8))[0]
+        shared: Tensor = self._exchange("share", torch.zeros(nbytes, dtype=torch.uint8))[0]
         return shared
 
-    def exclusive(self, number: int = 0) -> AbstractContextManager[object]:
-        """A lock of the group."""
+    def lock(self, number: int = 0) -> AbstractContextManager[object]:
         return self._room.group.locks[number]
 
-    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
-        """By looking again and again."""
-        return poll(ready, seconds)
-
-    def ring(self) -> None:
-        """Who waits looks by itself."""
-
-    def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
-        """A copy."""
-        return out.copy_(tensor)
-
-    def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
-        """Summed where they lie."""
-        return tensor_bytes.add_in_order(parts, out)
-
     def close(self) -> None:
-        """Whoever still waits for this rank learns that it is gone."""
+        """Mark this rank as gone."""
         if self.size == len(self._room.group.hosts):
             self._room.group.leave(self._room.ranks[self.rank])
 
@@ -254,12 +230,12 @@ class ThreadsTransport:
         if len(peers) == 1:
             return SoloTransport()
         ranks = tuple(self._room.ranks[peer] for peer in peers)
-        return ThreadsTransport.inside(self._room.group.room(ranks, number), peers.index(self.rank))
+        return ThreadsTransport.in_room(self._room.group.room(ranks, number), peers.index(self.rank))
 
     def _begin(self, operation: str) -> str:
         self._calls[operation] += 1
         return f"{operation} {self._calls[operation]:,}"
 
-    def _meet(self, operation: str, value: Any) -> list[Any]:
-        self._meetings += 1
-        return self._room.meet(self._meetings, self.rank, value, self._begin(operation))
+    def _exchange(self, operation: str, value: Any) -> list[Any]:
+        self._exchanges += 1
+        return self._room.exchange(self._exchanges, self.rank, value, self._begin(operation))

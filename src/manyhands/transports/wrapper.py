@@ -1,6 +1,7 @@
-"""Transports around transports, which count, delay or fail what passes through them (law 7).
+"""The base class of transports around transports, which count, delay or fail operations (law 7).
 
-No result changes. What is reached through `on_host` and `across` is wrapped alike, with the outer's state.
+No result changes. `on_host`, `across` and `messages` are wrapped in the same way and share the state of the
+outer wrapper.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class TransportWrapper:
-    """Forwards everything; whoever wants to be there meanwhile overrides `around`."""
+    """Forwards every operation. A subclass overrides `around` to act before and after one."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -25,102 +26,86 @@ class TransportWrapper:
         self._wrapped: dict[str, Self] = {}
 
     def around(self, operation: str, nbytes: int, call: Callable[..., T], *arguments: Any) -> T:
-        """Do one operation on so many bytes."""
+        """Call one operation that exchanges `nbytes` bytes."""
         return call(*arguments)
 
-    def again(self, inner: Transport) -> Self:
+    def rewrap(self, inner: Transport) -> Self:
         """The same wrapper around another part of the same transport."""
         return type(self)(inner)
 
     def _part(self, name: str) -> Self:
         if name not in self._wrapped:
             part = getattr(self.inner, name)
-            self._wrapped[name] = self if part is self.inner else self.again(part)
+            self._wrapped[name] = self if part is self.inner else self.rewrap(part)
         return self._wrapped[name]
 
     @property
     def on_host(self) -> Self:
-        """Wrapped alike."""
         return self._part("on_host")
 
     @property
     def across(self) -> Self:
-        """Wrapped alike."""
         return self._part("across")
 
     @property
     def messages(self) -> Self:
-        """Wrapped alike."""
         return self._part("messages")
 
-    def parts(self, groups: Sequence[tuple[int, ...]]) -> Self:
-        """Wrapped alike."""
-        return self.again(self.around("parts", 0, self.inner.messages.parts, groups))
+    def split(self, groups: Sequence[tuple[int, ...]]) -> Self:
+        return self.rewrap(self.around("split", 0, self.inner.messages.split, groups))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The inner transport's."""
         return self.around("all_reduce", tensor.nbytes, self.inner.all_reduce, tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """The inner transport's."""
         return self.around("broadcast", tensor.nbytes, self.inner.broadcast, tensor, root)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The inner transport's; the bytes are those of all ranks, taken as alike."""
+        # an estimate, as if all tensors had the same size; a wrapper that counts uses the result
         return self.around("all_gather", tensor.nbytes * self.size, self.inner.all_gather, tensor)
 
     def send(self, tensor: Tensor, to: int, ahead: int = 0) -> None:
-        """The inner transport's."""
         self.around("send", tensor.nbytes, self.inner.send, tensor, to, ahead)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
-        """The inner transport's."""
         return self.around("recv", tensor.nbytes, self.inner.recv, tensor, source)
 
     def recv_any(self, tensor: Tensor) -> int:
-        """The inner transport's."""
-        return self.around("recv_any", tensor.nbytes, self.inner.recv_any, tensor)
+        return self.around("recv_any", tensor.nbytes, self.inner.messages.recv_any, tensor)
 
     def barrier(self) -> None:
-        """The inner transport's."""
         self.around("barrier", 0, self.inner.barrier)
 
     def share(self, name: str, nbytes: int) -> Tensor:
-        """The inner transport's; nothing moves yet."""
         return self.around("share", 0, self.inner.share, name, nbytes)
 
     @contextmanager
-    def exclusive(self, number: int = 0) -> Iterator[None]:
-        """The inner transport's; what is counted is the way in."""
-        inside = self.inner.exclusive(number)
-        self.around("lock", 0, inside.__enter__)
+    def lock(self, number: int = 0) -> Iterator[None]:
+        """Only acquiring the lock is an operation."""
+        held = self.inner.lock(number)
+        self.around("lock", 0, held.__enter__)
         try:
             yield
         finally:
-            inside.__exit__(None, None, None)
+            held.__exit__(None, None, None)
 
-    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
-        """The inner transport's."""
-        return self.around(what, 0, self.inner.until, ready, seconds, what)
+    def wait_for(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+        return self.around(what, 0, self.inner.wait_for, ready, seconds, what)
 
-    def ring(self) -> None:
-        """The inner transport's."""
-        self.inner.ring()
+    def notify(self) -> None:
+        self.inner.notify()
 
     def copy_shared(self, tensor: Tensor, out: Tensor) -> Tensor:
-        """The inner transport's."""
         return self.around("copy_shared", tensor.nbytes, self.inner.copy_shared, tensor, out)
 
     def add_shared(self, parts: Sequence[Tensor], out: Tensor) -> Tensor:
-        """The inner transport's; what this rank has then."""
         return self.around("add_shared", out.nbytes, self.inner.add_shared, parts, out)
 
     def close(self) -> None:
-        """The inner transport's."""
         self.inner.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What only some transports have: a `process_group`."""
-        if name == "inner":  # not there yet: asking it would ask for itself
+        """Attributes that only some transports have, such as `process_group`."""
+        if name == "inner":  # before `__init__` has set it: this would recurse
             raise AttributeError(name)
         return getattr(self.inner, name)

@@ -21,7 +21,6 @@ from manyhands.engine.checkpoint.storage import Checkpoint, Checkpoints, restore
 from manyhands.engine.checkpoint.tensor_checks import Checking, without_optimizer
 from manyhands.engine.context import RankContext, seed
 from manyhands.records.run_folder import RunFolder
-from manyhands.transports.base import Transport
 from manyhands.transports.broadcast import broadcast_tensors
 
 
@@ -42,7 +41,7 @@ def choose(
     return agree(context.info, context.transport, mine)
 
 
-def agree(info: RankInfo, transport: Transport, mine: Checkpoint | None) -> Checkpoint | None:
+def agree(info: RankInfo, transport: Collectives, mine: Checkpoint | None) -> Checkpoint | None:
     """Rank 0's checkpoint, at every rank; all ranks compare its step and checksum."""
     if info.size == 1:
         return mine

@@ -23,7 +23,7 @@ class FaultyTransport(TransportWrapper):
         self._fault, self._step = fault, step
         self._rank = inner.rank if rank is None else rank  # among all workers, also in a subgroup
 
-    def again(self, inner: Transport) -> Self:
+    def rewrap(self, inner: Transport) -> Self:
         """A wrapper of a part of the transport, with the same fault."""
         return type(self)(inner, self._fault, self._step, self._rank)
 

@@ -50,7 +50,7 @@ class CountingTransport(TransportWrapper):
         self._clock = clock
         self._counts = counts if counts is not None else _Counts()
 
-    def again(self, inner: Transport) -> Self:
+    def rewrap(self, inner: Transport) -> Self:
         """A wrapper of a part of the transport, with the same counts."""
         return type(self)(inner, self._clock, self._counts)
 

@@ -71,7 +71,7 @@ class ControlClient:
     """A Line over a wire; `next_call`, `answer` and `results` are for whoever serves the calls."""
 
     stop: int | None = None
-    board: memoryview | None = None
+    status_slot: memoryview | None = None
     gone: frozenset[int] = frozenset()  # never changed in place: the worker reads it in another thread
 
     def __init__(
@@ -159,7 +159,7 @@ class ControlClient:
         if isinstance(order, Call):
             self._call, self._exchanges, self._working = order.number, 0, True
             self._counted, self._posted = not order.joining, order.posted or {}
-            self.board = slot(order.board, self._rank)
+            self.status_slot = slot(order.board, self._rank)
         return order
 
     def answer(self, answer: CallResult) -> None:

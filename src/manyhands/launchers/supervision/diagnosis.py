@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from manyhands.core.formatting import duration
 from manyhands.core.rank_info import RankStatus
-from manyhands.core.tracebacks import TOLD, headline
+from manyhands.core.tracebacks import LOG_NOTE, headline
 from manyhands.launchers.control.remote_calls import Failure
 
 WAITING = ("communication", "wait")  # phases in which a worker stands still because another one does
@@ -109,7 +109,7 @@ def _failed(one: WorkerState, size: int) -> list[str]:
     return [
         headline(failure.own, failure.name, failure.text),
         f"{name(one, size)} {_raised_it(failure)}{_at(one.status)}",
-        *([f"{TOLD}{one.log}"] if one.log else _left_words(one)),
+        *([f"{LOG_NOTE}{one.log}"] if one.log else _left_words(one)),
     ]
 
 

@@ -74,7 +74,7 @@ class Hogwild(AsyncWorker, QueueOwner):
                 found = queue.lease(self.rank, work.test_size, work.tests)
             if found.kind is not LeaseKind.LATER or found.stage is not stage:
                 return found
-            self._transport.until(lambda: queue.stage is not stage or queue.has_work, POLL_SECONDS)
+            self._transport.wait_for(lambda: queue.stage is not stage or queue.has_work, POLL_SECONDS)
 
     def step(self, micro_batches: Iterable[Batch], lease: Lease, lr: float) -> None:
         """Step as a single worker would, on parameters that the others change meanwhile."""
@@ -88,11 +88,11 @@ class Hogwild(AsyncWorker, QueueOwner):
             mean += loss.item()
         if self._clip is not None:
             compute.clip(self.model.parameters(), self._clip, total_norm)
-        optimizers.set_rate(self._optimizer, lr)
+        optimizers.set_lr(self._optimizer, lr)
         compute.update(self._optimizer)
         while queue.is_full:
             self._poll()
-            self._transport.until(lambda: not queue.is_full, POLL_SECONDS, "room")
+            self._transport.wait_for(lambda: not queue.is_full, POLL_SECONDS, "room")
         with self.lock():
             queue.trained(self.rank, mean, lr, queue.updates - version)
 
@@ -115,7 +115,7 @@ class Hogwild(AsyncWorker, QueueOwner):
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One worker of the host at a time; a change that was cut short by a kill is undone."""
-        with self._transport.exclusive(), self.queue.changing(self.rank):
+        with self._transport.lock(), self.queue.changing(self.rank):
             yield
 
     def state(self) -> dict[str, Tensor]:

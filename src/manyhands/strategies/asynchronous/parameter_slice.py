@@ -46,7 +46,7 @@ class ParameterSlice:
         flags = store.flags(row).tolist()
         for slot, had_gradient in zip(store.slots, flags, strict=True):
             self._slices[slot.name].grad = row[slot.within(self._part)] if had_gradient else None
-        optimizers.set_rate(self._optimizer, lr / divisor)
+        optimizers.set_lr(self._optimizer, lr / divisor)
         with channel.change(), velocity_kept(self._optimizer, divisor):
             self._compute.update(self._optimizer, forget=False)
             if self._rank == 0 and store.buffer_elements:

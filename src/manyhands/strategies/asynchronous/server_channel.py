@@ -140,7 +140,7 @@ class MemoryChannel:
         self._last = 0
         if joining:  # the last request of the worker before this one is dropped first
             asked, answered = self._asked[:, self._rank], self._answered[:, self._rank]
-            transport.until(lambda: bool((asked == answered).all() or self._closed[0]), 60.0)
+            transport.wait_for(lambda: bool((asked == answered).all() or self._closed[0]), 60.0)
 
     def ask(self, server: int, request: ServerRequest) -> ServerReply:
         """Write the request and count it; the server sees the count. A dead server ends the run."""
@@ -151,8 +151,8 @@ class MemoryChannel:
         fence()
         asked[rank] += 1
         count = int(asked[rank])
-        self._transport.ring()
-        while not self._transport.until(
+        self._transport.notify()
+        while not self._transport.wait_for(
             lambda: bool(answered[rank] == count or self._closed[0]), 1.0, "answer"
         ):
             pass
@@ -166,7 +166,7 @@ class MemoryChannel:
         parts = [self._store.slice_of(server)]
         if server == 0 and self._store.buffer_elements:
             parts.append(slice(self._store.length, self._store.size))
-        with self._transport.exclusive(_STORE + server % 3):
+        with self._transport.lock(_STORE + server % 3):
             for part in parts:
                 self._transport.add_shared([self.values[part]], into[part])
             return int(self._versions[server])
@@ -179,7 +179,7 @@ class MemoryChannel:
     def listen(self, seconds: float) -> tuple[int, ServerRequest] | None:
         """Take the ranks that have asked in turn."""
         asked, heard = self._asked[self._rank], self._heard
-        if not self._transport.until(lambda: bool((asked > heard).any()), seconds, "request"):
+        if not self._transport.wait_for(lambda: bool((asked > heard).any()), seconds, "request"):
             return None
         fence()
         new = np.flatnonzero(asked > heard)
@@ -197,7 +197,7 @@ class MemoryChannel:
 
     def change(self) -> AbstractContextManager[object]:
         """Hold this server's lock."""
-        return self._transport.exclusive(_STORE + self._rank % 3)
+        return self._transport.lock(_STORE + self._rank % 3)
 
     def answer(self, rank: int, reply: ServerReply, optimizer_state: Tensor | None = None) -> None:
         """Write the reply, and optimizer state that was fetched into the rank's row."""
@@ -209,7 +209,7 @@ class MemoryChannel:
         self._texts[self._rank, rank, 1, : len(numbers)] = numbers
         fence()
         self._answered[self._rank, rank] = self._heard[rank]
-        self._transport.ring()
+        self._transport.notify()
 
     def applied(self, version: int) -> None:
         """Write the version where all workers read it."""
@@ -222,7 +222,7 @@ class MemoryChannel:
 
     def close(self) -> None:
         self._closed[0] = 1
-        self._transport.ring()
+        self._transport.notify()
 
 
 @final
@@ -284,7 +284,7 @@ class MessageChannel:
 
     def change(self) -> AbstractContextManager[object]:
         """No other rank can read this server's memory."""
-        return self._messages.exclusive()
+        return self._messages.lock()
 
     def answer(self, rank: int, reply: ServerReply, optimizer_state: Tensor | None = None) -> None:
         """Send the reply, then the parameters or the optimizer state."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from manyhands.transports.base import Transport
+from manyhands.transports.base import Collectives
 
 
-def synchronize(model: nn.Module, transport: Transport) -> nn.Module:
+def synchronize(model: nn.Module, transport: Collectives) -> nn.Module:
     """The same model, with every batch norm in it computed over the samples of all workers."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -25,7 +25,7 @@ def synchronize(model: nn.Module, transport: Transport) -> nn.Module:
     return _over_all(model, transport) if isinstance(model, nn.modules.batchnorm._BatchNorm) else model
 
 
-def _over_all(norm: nn.modules.batchnorm._BatchNorm, transport: Transport) -> GlobalBatchNorm:
+def _over_all(norm: nn.modules.batchnorm._BatchNorm, transport: Collectives) -> GlobalBatchNorm:
     made = GlobalBatchNorm(
         norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
     ).train(norm.training)
@@ -38,7 +38,7 @@ def _over_all(norm: nn.modules.batchnorm._BatchNorm, transport: Transport) -> Gl
 class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
     """A batch norm whose statistics are those of the global batch."""
 
-    transport: Transport
+    transport: Collectives
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -71,7 +71,7 @@ class GlobalBatchNorm(nn.modules.batchnorm._BatchNorm):
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, transport: Transport
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, transport: Collectives
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         over = [0, *range(2, x.dim())]
         shape = [1, -1] + [1] * (x.dim() - 2)
@@ -108,7 +108,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _statistics(
-    x: Tensor, over: list[int], shape: list[int], transport: Transport
+    x: Tensor, over: list[int], shape: list[int], transport: Collectives
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, count and sum of squared deviations per channel, over all workers."""
     own_mean = x.mean(over)

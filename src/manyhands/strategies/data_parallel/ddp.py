@@ -101,7 +101,7 @@ class Ddp(Replicated):
         outcome, _ = self._header.read()
         if self._clip is not None:
             self._compute.clip(self._named.values(), self._clip)
-        optimizers.set_rate(self._optimizer, lr)
+        optimizers.set_lr(self._optimizer, lr)
         self._compute.update(self._optimizer)
         return outcome
 

@@ -43,7 +43,7 @@ class RemoteStages:
         self._transport, self._stages = transport.messages, stages
         self._replicas = transport.size // stages
         groups = [tuple(range(stage, transport.size, stages)) for stage in range(stages)]
-        self._peers = self._transport.parts(groups) if self._replicas > 1 else None
+        self._peers = self._transport.split(groups) if self._replicas > 1 else None
         self._own = own
         self._names = list(named)
         self._own_parameters: dict[str, Tensor] = {name: p for name, p in named.items() if name in own}
@@ -132,7 +132,9 @@ class RemoteStages:
             text = text if is_root else torch.empty(int(length), dtype=torch.uint8)
             self._transport.broadcast(text, root)
             for name, head in json.loads(bytes(text.tolist())):
-                tensor = own[name].clone() if is_root else tensor_bytes.room(head, self._own_header.device)
+                tensor = (
+                    own[name].clone() if is_root else tensor_bytes.allocate(head, self._own_header.device)
+                )
                 found[name] = self._transport.broadcast(tensor, root)
         return found
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyhands.core.errors import DeadlineError, ManyhandsError
 from manyhands.transports import tensor_bytes
-from manyhands.transports.base import PATIENCE, Awaited, Transport, in_place
+from manyhands.transports.base import DEFAULT_TIMEOUT, Awaited, Transport, in_place
 from manyhands.transports.waiting import fence
 
 CACHE_LINE = 64  # bytes
@@ -89,7 +89,7 @@ class SlotLink:
         fence()
         self._sent = number + 1
         counters[_SENT] = self._sent
-        self._transport.ring()
+        self._transport.notify()
 
     def take(self) -> Tensor:
         """Return the slot itself, not a copy."""
@@ -112,11 +112,11 @@ class SlotLink:
         self._released += 1
         fence()
         self._counters[_RELEASED] = self._released
-        self._transport.ring()
+        self._transport.notify()
 
     def _wait(self, ready: Callable[[], bool], what: Awaited) -> None:
-        if not self._transport.until(ready, PATIENCE, what):
-            raise DeadlineError(f"waited {PATIENCE:g} s for the {what} of the neighboring stage")
+        if not self._transport.wait_for(ready, DEFAULT_TIMEOUT, what):
+            raise DeadlineError(f"waited {DEFAULT_TIMEOUT:g} s for the {what} of the neighboring stage")
 
 
 @final
@@ -135,7 +135,7 @@ class MessageLink:
     def take(self) -> Tensor:
         """Receive into new memory."""
         head = self._transport.recv(torch.empty(tensor_bytes.HEADER, dtype=torch.int64), self._peer)
-        return self._transport.recv(tensor_bytes.room(head.tolist(), self._device), self._peer)
+        return self._transport.recv(tensor_bytes.allocate(head.tolist(), self._device), self._peer)
 
     def release(self) -> None:
         """Do nothing: the memory is the receiver's own."""

@@ -111,7 +111,7 @@ class Sharded:
         self._take_gradients(set(missing))
         if self._clip is not None:
             self._compute.clip(self._local.values(), self._clip, self._norm)
-        optimizers.set_rate(self._optimizer, lr)
+        optimizers.set_lr(self._optimizer, lr)
         self._compute.update(self._optimizer)
         self._shards.broadcast()
         return outcome

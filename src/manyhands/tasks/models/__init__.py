@@ -1,1 +1,1 @@
-"""Networks of the tasks, each a plain sequence of blocks so that it can be cut into stages."""
+"""The networks of the tasks, each a plain sequence of blocks that can be divided into stages."""

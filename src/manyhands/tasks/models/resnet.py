@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2015) as a flat sequence of blocks, which a pipeline can cut anywhere."""
+"""Residual networks (He et al. 2015) as a flat sequence of blocks, for pipelines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from manyhands.core.errors import UsageError
 
 
 def conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution that keeps the size but for its stride, and the batch norm in its bias's place."""
+    """A convolution without bias, padded to keep the size (with stride 1), and a batch norm."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return [convolution, nn.BatchNorm2d(outputs)]
 
 
 class PadShortcut(nn.Module):
-    """Option A of He et al.: every second pixel, and zeros for the channels that are new; no parameters."""
+    """Option A of He et al.: every second pixel, and zeros for new channels. No parameters."""
 
     uses_all_members = True  # strategies/data_parallel/used_parameters.py
 
@@ -27,12 +27,11 @@ class PadShortcut(nn.Module):
         self.after = outputs - inputs - self.before
 
     def forward(self, x: Tensor) -> Tensor:
-        """Thin out the pixels, pad the channels."""
         return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
 class Residual(nn.Module):
-    """relu(shortcut(x) + body(x)); the body's last gamma starts at 0, so a new block is its shortcut."""
+    """relu(shortcut(x) + body(x)). The last gamma of the body starts at 0, so a new block is its shortcut."""
 
     uses_all_members = True  # in every call
 
@@ -42,7 +41,6 @@ class Residual(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the two ways through the block."""
         return torch.relu(self.shortcut(x) + self.body(x))
 
 
@@ -58,7 +56,7 @@ def basic(inputs: int, outputs: int, stride: int) -> Residual:
 
 
 def bottleneck(inputs: int, width: int, stride: int) -> Residual:
-    """1x1, 3x3, 1x1 convolutions with the stride in the 3x3 one (Goyal et al. 2017), widened four times."""
+    """1x1, 3x3, 1x1 convolutions with the stride in the 3x3 one (Goyal et al. 2017)."""
     outputs = 4 * width
     body = [
         *conv_norm(inputs, width, 1),
@@ -76,7 +74,7 @@ def head(features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, classes))
 
 
-DEEPEST = 6_002  # layers: several times what was ever tried; far more would take for ever to build
+DEEPEST = 6_002  # layers: several times the deepest published network; far more would take too long to build
 
 
 def small_resnet(*, depth: int = 20, classes: int = 10, channels: int = 3, width: int = 1) -> nn.Sequential:

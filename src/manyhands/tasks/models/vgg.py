@@ -6,19 +6,19 @@ from torch import nn
 
 from manyhands.core.errors import UsageError
 
-# (channels, convolutions) of each stage; a stage ends by halving the image
+# (channels, convolutions) of each stage; a stage ends with a pooling that halves the image
 CONFIGURATION_E = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 
 
 def check_size(size: int) -> None:
-    """Five halvings must leave whole pixels, because the classifier is made for exactly that many."""
+    """The size must be a multiple of 32, because five stages halve it."""
     if size < 32 or size % 32:
         raise UsageError(f"VGG-19 needs images whose size is a multiple of 32 and at least 32, not {size}")
 
 
 def convolution(inputs: int, outputs: int, norm: bool) -> nn.Sequential:
-    """One 3x3 convolution with its activation: a block, so that no cut falls before an in-place ReLU."""
-    # batch norm subtracts the mean, so a bias before it would be a parameter that does nothing
+    """One 3x3 convolution with its activation: one block, so that no stage begins with an in-place ReLU."""
+    # batch norm subtracts the mean, so a bias before it would have no effect
     layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=not norm)]
     if norm:
         layers.append(nn.BatchNorm2d(outputs))
@@ -50,8 +50,8 @@ def vgg19(
 def initialize(network: nn.Sequential) -> nn.Sequential:
     """He's normal for the convolutions, so that sixteen train from scratch; std 0.01 in the classifier.
 
-    He's normal in the wide layers of the classifier too, with a rate of 0.08 a 256 samples, left the blood
-    cells at chance after two epochs with a loss above 7; std 0.01 with half that rate trains.
+    With He's normal in the classifier too and lr 0.08 per 256 samples, blood-vgg19 stayed at chance level
+    after two epochs with a loss above 7. With std 0.01 and half that learning rate it trains.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

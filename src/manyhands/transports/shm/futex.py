@@ -1,8 +1,8 @@
-"""A bell in shared memory: whoever waits for another process sleeps until it rings, at no cost to others.
+"""An event in shared memory: a process sleeps on a word of memory (a futex) until another process changes it.
 
-Looking again and again is quick where every worker has a core of its own. Where a server shares the cores
-with those it serves, each look takes time from them; so it sleeps on a word of memory (Linux: a futex) that
-whoever wants something changes. Where there is no such call, it looks again and again.
+Polling is fast if every worker has a core of its own. A parameter server shares its cores with the workers
+it serves, and polling would take time from them. So it sleeps until it is notified. Systems without futexes
+poll.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import final
 
 from manyhands.transports.waiting import fence
 
-_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # of the system call
+_SYSTEM_CALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _WAIT, _WAKE = 0, 1
 _ALL = 2**31 - 1
-NAP = 1e-3  # seconds of sleep where nobody can ring
-LONGEST = 0.05  # seconds of one sleep: a ring that is lost all the same, with whoever died, costs no more
+POLL_INTERVAL = 1e-3  # seconds between two checks on systems without futexes
+LONGEST_SLEEP = 0.05  # seconds: if a notification is lost with a process that died, it costs no more
 
 
-class _Time(ctypes.Structure):
+class _TimeSpec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
@@ -32,15 +32,15 @@ class _Time(ctypes.Structure):
 class FutexEvent:
     """One word of memory that several processes have mapped.
 
-        whoever rings               whoever waits
-        change what is waited for   read the word
-        fence                       fence
-        write the word              look at what is waited for
-        wake                        sleep, if the word is still the one that was read
+        the notifier            the waiter
+        change the content      read the word
+        fence                   fence
+        write the word          check the content
+        wake                    sleep, if the word is still the one that was read
 
-    Without the fences a processor that changes the order of writes or of reads (ARM) may show the new word
-    with the old content: whoever waits would take the ring for heard, and sleep on. A test goes through all
-    orders (tests/transports/test_ordering.py).
+    Without the fences, a processor that reorders writes or reads (ARM) may show the new word with the old
+    content. The waiter would then sleep although it was notified. A test explores all orders
+    (tests/transports/test_ordering.py).
     """
 
     def __init__(self, mapped: mmap.mmap, offset: int, rank: int, size: int) -> None:
@@ -49,19 +49,19 @@ class FutexEvent:
         self._rank, self._size, self._count = rank, size, 0
         self._call = _system_call()
 
-    def ring(self) -> None:
-        """Wake everybody who waits; no two ranks ever write the same number, so no change goes unseen."""
+    def notify(self) -> None:
+        """Wake all waiters. No two ranks ever write the same value, so that every write is a change."""
         self._count += 1
         fence()
         self._word.value = (self._count * self._size + self._rank) & 0xFFFFFFFF
         if self._call is not None:
             self._call(self._address, _WAKE, _ALL, None, None, 0)
 
-    def until(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Sleep until it is so, at most so long; whether it is."""
+    def wait_for(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Sleep until `ready()` is true, for at most `seconds`. Return whether it is."""
         end = time.perf_counter() + seconds
         while True:
-            seen = self._word.value
+            word = self._word.value
             fence()
             if ready():
                 return True
@@ -69,15 +69,15 @@ class FutexEvent:
             if left <= 0:
                 return False
             if self._call is None:
-                time.sleep(min(left, NAP))
+                time.sleep(min(left, POLL_INTERVAL))
                 continue
-            nap = min(left, LONGEST)
-            span = _Time(int(nap), int(nap % 1 * 1e9))
-            self._call(self._address, _WAIT, seen, ctypes.byref(span), None, 0)
+            sleep = min(left, LONGEST_SLEEP)
+            span = _TimeSpec(int(sleep), int(sleep % 1 * 1e9))
+            self._call(self._address, _WAIT, word, ctypes.byref(span), None, 0)
 
 
 def _system_call() -> Callable[..., int] | None:
-    number = _NUMBERS.get(platform.machine())
+    number = _SYSTEM_CALL_NUMBERS.get(platform.machine())
     if sys.platform != "linux" or number is None:
         return None
     call = ctypes.CDLL(None, use_errno=True).syscall

@@ -1,4 +1,4 @@
-"""Memory that the processes of one host see alike: a file without a name, mapped by each of them."""
+"""Memory that the processes of one host share: a file without a name that each of them maps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from manyhands.core.errors import ManyhandsError
 from manyhands.transports.shm import leftovers
 
-Tell = Callable[[str], list[str]]  # one's own text to all, all texts back: the creator's is the first
+Exchange = Callable[[str], list[str]]  # a text to all processes, and the texts of all; the creator's is first
 
 
-def together(
-    tell: Tell,
+def create_together(
+    exchange: Exchange,
     creator: bool,
     what: str,
     nbytes: int,
@@ -25,13 +25,13 @@ def together(
     reserved: int | None = None,
     opened: Callable[[int], None] = lambda fd: None,
 ) -> tuple[int, mmap.mmap]:
-    """One file for all of them, opened and mapped; all must come here, and all fail if one does.
+    """One file for all processes, opened and mapped. All must call it, and if one fails, all fail.
 
-    When this returns to one of them, all have been through `opened`. The creator takes the name away as
-    soon as everyone has the file: nothing is left behind, however they end.
+    When it returns in one process, all processes have called `opened`. The creator removes the name as soon
+    as every process has opened the file, so that nothing is left behind, however they end.
     """
     path = leftovers.home() / leftovers.new_name(what)
-    # Mapping at once spares the page faults later, but it would also take what is not reserved.
+    # MAP_POPULATE avoids page faults later, but would also allocate what is not reserved.
     flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if reserved is None else 0)
     fd = -1
 
@@ -39,7 +39,7 @@ def together(
         nonlocal fd
         if creator:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)  # says `in use` to a sweep
+            fcntl.flock(fd, fcntl.LOCK_EX)  # tells `leftovers.sweep` that the file is in use
             os.ftruncate(fd, nbytes)
             reserve(fd, 0, nbytes if reserved is None else reserved)
 
@@ -50,8 +50,8 @@ def together(
         opened(fd)
 
     try:
-        paths = _each(tell, create, str(path))
-        _each(tell, open_)
+        paths = _each(exchange, create, str(path))
+        _each(exchange, open_)
         return fd, mmap.mmap(fd, nbytes, flags)
     except BaseException:
         if fd >= 0:
@@ -63,15 +63,15 @@ def together(
 
 
 def attach(path: str) -> tuple[int, mmap.mmap]:
-    """The memory that another process of this host holds open: it has lost its name."""
+    """Map a file that another process of this host holds open and that has no name any more."""
     fd = _open(Path(path))
     return fd, mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED)
 
 
 def reserve(fd: int, start: int, nbytes: int) -> None:
-    """Take this part of a file's memory now, or say how much there is.
+    """Allocate this part of a file now, or raise an error that says how much memory is free.
 
-    Memory that is taken only when it is written to kills the writer with SIGBUS where there is none left.
+    Without it, memory is allocated at the first write, and SIGBUS kills the writer if none is left.
     """
     if not hasattr(os, "posix_fallocate"):  # macOS
         return
@@ -98,15 +98,15 @@ def _open(path: Path) -> int:
         ) from error
 
 
-def _each(tell: Tell, action: Callable[[], None], text: str = "") -> list[str]:
-    """Do one's part and tell all others; whoever fails lets all of them fail, with its reason."""
+def _each(exchange: Exchange, action: Callable[[], None], text: str = "") -> list[str]:
+    """Do an action in every process and exchange texts. If one fails, all fail with its reason."""
     try:
         action()
     except (ManyhandsError, OSError) as error:
-        tell(f"!{error}")
+        exchange(f"!{error}")
         raise ManyhandsError(f"{error}") from error
-    texts = tell(text)
-    for told in texts:
-        if told.startswith("!"):
-            raise ManyhandsError(told[1:])
+    texts = exchange(text)
+    for answer in texts:
+        if answer.startswith("!"):
+            raise ManyhandsError(answer[1:])
     return texts

@@ -1,12 +1,12 @@
-"""Flags in shared memory by which the workers of one host meet, and how each notices that another is gone.
+"""Flags in shared memory that synchronize the workers of one host, and locks that tell which are alive.
 
-    line 0   [ arrivals of worker 0 | unused ...      ]     64 bytes: a cache line each, so that a worker
-    line 1   [ arrivals of worker 1 | unused ...      ]     who writes its own does not slow down those
-    line n.. [ words of the mailboxes ]                     who read another's
-    last     [ the bell ]
+    line 0   [ barriers that worker 0 has reached | unused ... ]     a cache line (64 bytes) each, so that
+    line 1   [ barriers that worker 1 has reached | unused ... ]     writing one does not slow down the
+    line n.. [ words of the mailboxes ]                              readers of another
+    last     [ the futex event ]
 
-Each worker holds a lock on byte `rank` of the file for as long as it lives: the kernel gives it up with the
-process, however that ends, so a lock that can be had belongs to a worker who is gone.
+Each worker holds a lock on byte `rank` of the file while it lives. The kernel releases it when the process
+ends, whatever the reason. So if a lock is free, its worker is gone.
 """
 
 from __future__ import annotations
@@ -20,53 +20,56 @@ from contextlib import contextmanager
 from typing import final
 
 from manyhands.transports.shm.futex import FutexEvent
-from manyhands.transports.waiting import Wait, fence, late, lost, poll, spins, yielding
+from manyhands.transports.waiting import Wait, deadline_error, fence, peer_lost_error, poll, spins, yielding
 
 LINE = 64  # bytes of a cache line
 WORDS = LINE // 8
 
 
-def claim(fd: int, rank: int) -> None:
-    """Be alive for all to see: whoever waits for a worker that has not done this takes it for dead."""
+def hold_alive_lock(fd: int, rank: int) -> None:
+    """Show that this worker is alive. Until it has called this, its peers take it for dead."""
     fcntl.lockf(fd, fcntl.LOCK_EX, 1, rank)
 
 
 @final
 class SyncFlags:
-    """One worker's hold on the flags of its host; it has claimed its byte already."""
+    """One worker's view of the flags of its host. It holds its alive lock already.
+
+    `group_ranks` are the ranks of the workers in the whole group: error messages name them.
+    """
 
     def __init__(
-        self, fd: int, mapped: mmap.mmap, nbytes: int, rank: int, names: Sequence[int], timeout: float
+        self, fd: int, mapped: mmap.mmap, nbytes: int, rank: int, group_ranks: Sequence[int], timeout: float
     ) -> None:
         self.fd = fd
         self.flags = memoryview(mapped)[:nbytes].cast("Q")
-        self.doing = ""
+        self._operation = ""
         self.calls: Counter[str] = Counter()
-        self._rank, self._names, self._timeout = rank, names, timeout
-        self._spins, self._yielding = spins(len(names)), yielding(len(names))
-        self.bell = FutexEvent(mapped, nbytes - LINE, rank, len(names))
-        self._arrived = 0
+        self._rank, self._group_ranks, self._timeout = rank, group_ranks, timeout
+        self._spins, self._yielding = spins(len(group_ranks)), yielding(len(group_ranks))
+        self.event = FutexEvent(mapped, nbytes - LINE, rank, len(group_ranks))
+        self._barriers = 0
         self._mine = rank * WORDS
-        self._others = tuple(peer * WORDS for peer in range(len(names)) if peer != rank)
+        self._others = tuple(peer * WORDS for peer in range(len(group_ranks)) if peer != rank)
 
     def begin(self, operation: str) -> None:
-        """From now on waits are for this."""
-        self.doing = operation
+        """Name the operation of the waits that follow."""
+        self._operation = operation
         self.calls[operation] += 1
 
-    def meet(self) -> None:
-        """Return when all have come here."""
-        self._arrived = arrived = self._arrived + 1
+    def barrier(self) -> None:
+        """Return when all workers have called it."""
+        self._barriers = reached = self._barriers + 1
         flags = self.flags
         fence()
-        flags[self._mine] = arrived
+        flags[self._mine] = reached
         for flag in self._others:
-            if flags[flag] < arrived:
-                self.wait(flag, arrived)
+            if flags[flag] < reached:
+                self.wait(flag, reached)
         fence()
 
-    def wait(self, flag: int, target: int, whom: int | None = None) -> None:
-        """Return when a flag has come so far; it is raised by this worker, or in a meeting by any."""
+    def wait(self, flag: int, target: int, peer: int | None = None) -> None:
+        """Return when a flag has reached a value. `peer` writes it; in a barrier, any worker does."""
         flags = self.flags
         for _ in range(self._spins):
             if flags[flag] >= target:
@@ -75,57 +78,59 @@ class SyncFlags:
         while flags[flag] < target:
             if not wait.rest():
                 continue
-            gone = [peer for peer in self._missing(flag, target, whom) if self._gone(peer)]
-            missing = self._missing(flag, target, whom)  # who raised the flag and then left is not missed
-            if any(peer in missing for peer in gone):
-                raise lost(self.said, [self._names[peer] for peer in gone if peer in missing])
-            if missing and wait.over:
-                raise late(self._timeout, self.said, [self._names[peer] for peer in missing])
+            gone = [other for other in self._missing(flag, target, peer) if self._is_gone(other)]
+            missing = self._missing(flag, target, peer)  # again: a worker may raise its flag and then leave
+            if any(other in missing for other in gone):
+                lost = [self._group_ranks[other] for other in gone if other in missing]
+                raise peer_lost_error(self.call, lost)
+            if missing and wait.expired:
+                late = [self._group_ranks[other] for other in missing]
+                raise deadline_error(self._timeout, self.call, late)
 
-    def first(self, found: Callable[[], int | None]) -> int:
-        """The peer that is found; as long as there is none, some of them are alive or nobody will be."""
+    def wait_for_any(self, find: Callable[[], int | None]) -> int:
+        """Return the first peer that `find` returns. Fail if all peers are gone and it finds none."""
         wait = Wait(self._timeout, self._yielding)
-        while (peer := found()) is None:
+        while (peer := find()) is None:
             if not wait.rest():
                 continue
-            others = [line // WORDS for line in self._others]
-            if all(self._gone(peer) for peer in others) and found() is None:
-                raise lost(self.said, [self._names[peer] for peer in others])
-            if wait.over:
-                raise late(self._timeout, self.said)
+            others = [flag // WORDS for flag in self._others]
+            if all(self._is_gone(other) for other in others) and find() is None:
+                raise peer_lost_error(self.call, [self._group_ranks[other] for other in others])
+            if wait.expired:
+                raise deadline_error(self._timeout, self.call)
         return peer
 
     @property
-    def said(self) -> str:
-        """`barrier 2,408`."""
-        return f"{self.doing} {self.calls[self.doing]:,}"
+    def call(self) -> str:
+        """The current operation and how often it was called: `barrier 2,408`."""
+        return f"{self._operation} {self.calls[self._operation]:,}"
 
     @contextmanager
-    def exclusive(self, number: int) -> Iterator[None]:
-        """Hold the lock on a byte behind those of the workers; the kernel gives it up with the process."""
-        byte = len(self._names) + number
+    def lock(self, number: int) -> Iterator[None]:
+        """Hold a lock on a byte after those of the workers. The kernel releases it with the process."""
+        byte = len(self._group_ranks) + number
         fcntl.lockf(self.fd, fcntl.LOCK_EX, 1, byte)
         try:
             yield
         finally:
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, byte)
 
-    def until(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Look until it is so, at most so long."""
+    def poll(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Check until `ready()` is true, for at most `seconds`. Return whether it was."""
         return poll(ready, seconds, self._spins, self._yielding)
 
     def close(self) -> None:
-        """Leave in good order: whoever still waits for this worker learns that it is gone."""
+        """Release the flags and the alive lock: peers that still wait for this worker fail."""
         self.flags.release()
         fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, self._rank)
         os.close(self.fd)
 
-    def _missing(self, flag: int, target: int, whom: int | None) -> list[int]:
-        if whom is not None:
-            return [whom] if self.flags[flag] < target else []
+    def _missing(self, flag: int, target: int, peer: int | None) -> list[int]:
+        if peer is not None:
+            return [peer] if self.flags[flag] < target else []
         return [other // WORDS for other in self._others if self.flags[other] < target]
 
-    def _gone(self, peer: int) -> bool:
+    def _is_gone(self, peer: int) -> bool:
         try:
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
         except OSError:

@@ -1,4 +1,4 @@
-"""Gangs of processes for tests: forked from a server that has torch already, or started by mpirun."""
+"""Groups of processes for tests: forked from a server that has imported torch, or started by mpirun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manyhands.transports.base import Transport
 from manyhands.transports.connect import connect
 
 DIED = "died"  # the result of a rank that ended without one
-PATIENCE = 60.0
+TIMEOUT = 60.0
 TESTS = Path(__file__).parents[1]
 Make = Callable[[RankInfo], Transport]
 Rank = Callable[[Transport], Any]
@@ -32,7 +32,7 @@ context.set_forkserver_preload(
         "manyhands.testing.transports",
         "manyhands.transports.shm.transport",
         "manyhands.transports.torch_",
-        "manyhands.cli",  # with the next two: what tests/children.py forks trains at once
+        "manyhands.cli",  # this and the next two: for the children that tests/children.py forks
         "manyhands.runs.train",
         "torch._dynamo",
         __name__,
@@ -40,8 +40,8 @@ context.set_forkserver_preload(
 )
 
 
-class PipeLine:
-    """A worker's end of the line: exchanges go through the test's process."""
+class PipeChannel:
+    """A control channel whose exchanges go through the process of the test."""
 
     stop: int | None = None
 
@@ -49,8 +49,8 @@ class PipeLine:
         self._pipe = pipe
 
     def exchange(self, value: Any) -> list[Any]:
-        say(self._pipe, ("exchange", value))
-        values: list[Any] = hear(self._pipe)
+        send(self._pipe, ("exchange", value))
+        values: list[Any] = receive(self._pipe)
         return values
 
     def tell(self, message: Any) -> None: ...
@@ -60,35 +60,35 @@ class PipeLine:
     def post(self, name: str, value: Any) -> None: ...
 
 
-def say(pipe: Connection, message: Any) -> None:
+def send(pipe: Connection, message: Any) -> None:
     pipe.send_bytes(pickle.dumps(message))  # not `send`: torch would pass tensors on as open files
 
 
-def hear(pipe: Connection) -> Any:
+def receive(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())  # noqa: S301 from our own children
 
 
-def serve(pipe: Connection, make: Make, rank: int, hosts: tuple[str, ...], function: Rank) -> None:
-    """Be one rank: build the transport, call the function, answer."""
+def run_rank(pipe: Connection, make: Make, rank: int, hosts: tuple[str, ...], function: Rank) -> None:
+    """Run one rank: build the transport, call the function, send the result."""
     torch.set_num_threads(1)
     transport = None
     try:
-        transport = make(RankInfo(rank, hosts, PipeLine(pipe)))
-        answer = ("result", function(transport))
-    except Exception:  # noqa: BLE001 told to the test
-        answer = ("failure", traceback.format_exc())
+        transport = make(RankInfo(rank, hosts, PipeChannel(pipe)))
+        result = ("result", function(transport))
+    except Exception:  # noqa: BLE001 sent to the test
+        result = ("failure", traceback.format_exc())
     if transport is not None:
         transport.close()
-    say(pipe, answer)
+    send(pipe, result)
 
 
 def processes(make: Make, hosts: Sequence[str], function: Rank) -> list[Any]:
-    """Run the function at each rank in a process of its own; the first failure by rank is raised."""
-    return begun(serve, [(make, rank, tuple(hosts), function) for rank in range(len(hosts))])
+    """Run the function at each rank in a process of its own, and raise the failure of the lowest rank."""
+    return run_processes(run_rank, [(make, rank, tuple(hosts), function) for rank in range(len(hosts))])
 
 
-def begun(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Run the target once for each of these, in a process with a pipe to here; what all of them said."""
+def run_processes(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Run the target once for each of these arguments, in a process with a pipe, and return the results."""
     pipes, workers = [], []
     for each in arguments:
         ours, theirs = context.Pipe()
@@ -98,7 +98,7 @@ def begun(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> 
         pipes.append(ours)
         workers.append(worker)
     try:
-        return attend(pipes)
+        return serve_exchanges(pipes)
     finally:
         for worker in workers:
             worker.join(5)
@@ -109,18 +109,18 @@ def begun(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> 
             pipe.close()
 
 
-def attend(pipes: Sequence[Connection]) -> list[Any]:
+def serve_exchanges(pipes: Sequence[Connection]) -> list[Any]:
     """Answer exchanges until every rank has a result."""
     results: dict[int, tuple[str, Any]] = {}
     values: dict[int, Any] = {}
     while len(results) < len(pipes):
-        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], PATIENCE)
-        assert ready, f"nothing came for {PATIENCE:.0f} s; there are results of ranks {sorted(results)}"
+        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], TIMEOUT)
+        assert ready, f"no message for {TIMEOUT:.0f} s; ranks {sorted(results)} have results"
         for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = pipes.index(pipe)
             try:
-                kind, value = hear(pipe)
+                kind, value = receive(pipe)
             except (EOFError, ConnectionResetError):
                 kind, value = "result", DIED
             if kind == "exchange":
@@ -129,7 +129,7 @@ def attend(pipes: Sequence[Connection]) -> list[Any]:
                 results[rank] = kind, value
         if len(values) == len(pipes):
             for pipe in pipes:
-                say(pipe, [values[rank] for rank in range(len(pipes))])
+                send(pipe, [values[rank] for rank in range(len(pipes))])
             values.clear()
     for rank in range(len(pipes)):
         kind, value = results[rank]
@@ -138,31 +138,31 @@ def attend(pipes: Sequence[Connection]) -> list[Any]:
 
 
 def between_hosts(info: RankInfo, name: str, timeout: float = 30.0) -> Transport:
-    """As engine/session.py does it; the host names of a test are not known to any resolver."""
+    """Connect as engine/session.py does, although the host names of a test do not resolve."""
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     return connect(name, info, timeout=timeout)
 
 
-class MpiGang:
-    """Processes that mpirun started once and that work for many tests."""
+class MpiGroup:
+    """Processes that mpirun started once and that many tests use."""
 
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        address = f"{self._folder.name}/door"
-        with Listener(address, "AF_UNIX", backlog=size) as door:
+        address = f"{self._folder.name}/socket"
+        with Listener(address, "AF_UNIX", backlog=size) as listener:
             self.mpirun = mpirun(
-                size, "from transports.gangs import mpi_rank; mpi_rank()", address, self._folder.name
+                size, "from transports.groups import mpi_rank; mpi_rank()", address, self._folder.name
             )
             pipes = {}
             for _ in range(size):
-                pipe = door.accept()
-                pipes[hear(pipe)] = pipe
+                pipe = listener.accept()
+                pipes[receive(pipe)] = pipe
         self.pipes = [pipes[rank] for rank in range(size)]
 
     def run(self, make: Make, hosts: Sequence[str], function: Rank) -> list[Any]:
         for pipe in self.pipes:
-            say(pipe, (make, tuple(hosts), function))
-        return attend(self.pipes)
+            send(pipe, (make, tuple(hosts), function))
+        return serve_exchanges(self.pipes)
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -176,7 +176,7 @@ class MpiGang:
 
 
 def mpirun(size: int, code: str, argument: str, folder: str) -> subprocess.Popen[str]:
-    """Start Python processes under mpirun; whatever they leave behind is left in the folder."""
+    """Start Python processes under mpirun, with all their temporary files in the folder."""
     path = str(Path(sys.executable).parent)
     return subprocess.Popen(
         [
@@ -206,20 +206,20 @@ def mpirun(size: int, code: str, argument: str, folder: str) -> subprocess.Popen
 
 
 def mpi_rank() -> None:
-    """Be one rank of an MpiGang until it closes."""
+    """Run one rank of an MpiGroup until the group is closed."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     pipe = Client(sys.argv[1], "AF_UNIX")
-    say(pipe, rank)
+    send(pipe, rank)
     while True:
         try:
-            make, hosts, function = hear(pipe)
+            make, hosts, function = receive(pipe)
         except EOFError:
             return
-        serve(pipe, make, rank, hosts, function)
+        run_rank(pipe, make, rank, hosts, function)
 
 
 def dies_in_mpi() -> None:
-    """Rank 1 ends while rank 0 waits for it."""
+    """Rank 1 dies while rank 0 waits for it."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     transport = connect("mpi", RankInfo(rank, ("here", "here")))
     transport.barrier()
