@@ -129,7 +129,7 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
         way = ways[number % len(ways)]
         if way not in wholes:
             child = begin(tmp_path, f"whole-{len(wholes)}", way)
-            assert child.end() == 0, child.said
+            assert child.end() == 0, child.output
             wholes[way] = RunFolder(tmp_path / f"whole-{ways.index(way)}")
         total = wholes[way].steps()[-1].step
         folder, every = RunFolder(tmp_path / f"killed-{number}"), drawn.choice(["0", "0", "0.05"])
@@ -144,7 +144,7 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
             hit = True
             kills[who] += 1
         child = begin(tmp_path, folder.path.name, way, every)
-        assert child.end() == 0, (way, child.said)
+        assert child.end() == 0, (way, child.output)
         same(wholes[way], folder)
         hits[way] += hit
         late += not hit

@@ -11,7 +11,7 @@ from typing import Any
 
 from manyhands.core import environment, formatting
 from manyhands.core.errors import UsageError
-from manyhands.launchers.env.rendezvous import StarterInfo, detect
+from manyhands.launchers.env.rendezvous import ClusterEnvironment, detect
 from manyhands.records.spec import RunSpec
 from manyhands.strategies import options
 
@@ -239,7 +239,7 @@ def _check_stages(spec: RunSpec) -> None:
         )
 
 
-def _agreed(workers: int | None, servers: int, found: StarterInfo) -> int:
+def _agreed(workers: int | None, servers: int, found: ClusterEnvironment) -> int:
     if servers >= found.size:
         raise UsageError(
             f"strategy server needs ranks that serve and one to work, but {found.starter} started "
@@ -258,7 +258,7 @@ def _launcher(workers: int, chosen: Mapping[str, Any]) -> str:
     return "inline" if workers == 1 and not chosen.get("restarts") else "local"
 
 
-def _transport(chosen: Mapping[str, Any], workers: int, found: StarterInfo | None) -> str:
+def _transport(chosen: Mapping[str, Any], workers: int, found: ClusterEnvironment | None) -> str:
     if workers == 1:
         return "solo"
     if chosen["launcher"] == "mpi":

@@ -16,7 +16,7 @@ from manyhands.core.atomic_files import usable
 from manyhands.core.errors import ManyhandsError, UsageError, WorkerFailedError, unknown
 from manyhands.engine.fault_injection import faults
 from manyhands.launchers import LAUNCHERS
-from manyhands.launchers.base import Launcher, Supervision
+from manyhands.launchers.base import Launcher, SupervisionOptions
 from manyhands.offload import scratch_file as offload_folder
 from manyhands.recipes import RECIPES
 from manyhands.records import baseline
@@ -314,7 +314,7 @@ def _with_restarts(
     from manyhands.engine.checkpoint.resume import how_to_go_on
     from manyhands.engine.session import work
 
-    supervision = Supervision(
+    supervision = SupervisionOptions(
         followers.hear, followers.notice, folder.path / "logs", spec.timeout, *_losses(spec)
     )
     for attempt in itertools.count():
