@@ -99,7 +99,7 @@ def a_run(folder: Path) -> Path:
 def readers(study: Path, seed: float) -> Drill:
     """show, show --json, load and report on a damaged folder."""
 
-    def drill(number: int) -> tuple[str, list[str]]:
+    def case(number: int) -> tuple[str, list[str]]:
         drawn = generator(seed, number)
         with place() as here:
             outside = Outside(here / "outside")
@@ -119,7 +119,7 @@ def readers(study: Path, seed: float) -> Drill:
                     wrong.append(f"load: {type(error).__name__}: {error}")
             return done, wrong + outside.faults()
 
-    return drill
+    return case
 
 
 def resuming(run: Path, seed: float, *, deep: bool) -> Drill:
@@ -130,7 +130,7 @@ def resuming(run: Path, seed: float, *, deep: bool) -> Drill:
         "--set", "n=200", "--set", "dimensions=10", "--set", "condition=10", "--quiet",
     )  # fmt: skip
 
-    def drill(number: int) -> tuple[str, list[str]]:
+    def case(number: int) -> tuple[str, list[str]]:
         drawn = generator(seed, number)
         with place() as here:
             outside = Outside(here / "outside")
@@ -141,14 +141,14 @@ def resuming(run: Path, seed: float, *, deep: bool) -> Drill:
                 wrong += [f"after it {fault}" for fault in faults(("show", "run"), *answered("show", "run"))]
             return done, wrong + outside.faults()
 
-    return drill
+    return case
 
 
 def studies(seed: float) -> Drill:
     """`study FILE --dry-run` on a damaged file."""
     texts = [SMALL, *((ROOT / f"studies/{name}.toml").read_text() for name in ("default",))]
 
-    def drill(number: int) -> tuple[str, list[str]]:
+    def case(number: int) -> tuple[str, list[str]]:
         drawn = generator(seed, number)
         with place() as here:
             outside = Outside(here / "outside")
@@ -159,7 +159,7 @@ def studies(seed: float) -> Drill:
             done = Path("s.toml").read_bytes().decode(errors="replace") if wrong else ""
             return done, wrong + outside.faults()
 
-    return drill
+    return case
 
 
 def quick(monkeypatch: object) -> None:
