@@ -119,9 +119,8 @@ def test_the_others_continue(
 ) -> None:
     script(monkeypatch, fault, lost)
     notices = Notices()
-    record = run(
-        spec(strategy, epochs=60), out=here / "run", callbacks=[notices]
-    )  # longer than it takes to notice the fault
+    # 60 epochs take longer than noticing the fault
+    record = run(spec(strategy, epochs=60), out=here / "run", callbacks=[notices])
     steps = is_whole(record, 60)
     (notice,) = notices.notices
     expected = rf"worker {lost} of {ranks} \(host \S+, pid \d+\) {FAULTS[fault]}"

@@ -76,11 +76,8 @@ def killed(here: Path, options: dict[str, Any], workers: int, checkpoints: int) 
     ("options", "checkpoints", "apart"),
     [
         ({"every": 4}, 3, False),
-        (
-            {"every": 50, "outer": "nesterov"},
-            1,
-            True,
-        ),  # they communicate at step 32: in the middle of a round
+        # workers communicate at step 32, in the middle of a round
+        ({"every": 50, "outer": "nesterov"}, 1, True),
     ],
     ids=str,
 )
@@ -155,10 +152,8 @@ def test_a_run_resumes_with_another_interval(here: Path, torn: Path) -> None:
     )
 
 
-ELASTIC = {
-    "every": 50,
-    "outer": "elastic",
-}  # messages, votes between them, and each worker's own parameters in the checkpoint
+# Messages, votes between them, and the parameters of each worker in the checkpoint.
+ELASTIC = {"every": 50, "outer": "elastic"}
 
 
 @pytest.fixture(scope="module")

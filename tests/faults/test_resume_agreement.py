@@ -34,10 +34,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"strategy": "allreduce", "transport": "torch", "workers": 2},
     "memory": {"strategy": "allreduce", "transport": "shm", "workers": 2},
     "average": {**AVERAGE, "strategy_options": {"every": 2}},
-    "elastic": {
-        **AVERAGE,
-        "strategy_options": {"every": 2, "outer": "elastic"},
-    },  # workers keep their own parameters
+    # workers keep parameters of their own
+    "elastic": {**AVERAGE, "strategy_options": {"every": 2, "outer": "elastic"}},
     "sharded": {"strategy": "sharded", "transport": "torch", "workers": 2},
     "server": {"strategy": "server", "transport": "shm", "workers": 1},
 }

@@ -1,4 +1,4 @@
-"""Without the key no code can be run: by an unknown process, or by a proxy in the proxy of a connection."""
+"""Without the key no code can be run: by an unknown process, or by a proxy in the middle of a connection."""
 
 from __future__ import annotations
 

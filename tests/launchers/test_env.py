@@ -48,10 +48,8 @@ def start(what: str, size: int, port: int | None = None, ranks: Sequence[int] | 
     processes = []
     for rank in range(size) if ranks is None else ranks:
         given = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-        master = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port - 1,
-        }  # the control server's port is one above
+        # the port of the control server is one above MASTER_PORT
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port - 1}
         environ = {**os.environ, **{name: str(value) for name, value in (given | master).items()}}
         command = [sys.executable, str(SCRIPT), what, str(size)]
         processes.append(

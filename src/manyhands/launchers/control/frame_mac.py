@@ -1,4 +1,4 @@
-"""A message authentication code (MAC) on every frame: without the key none can be forged, changed or replayed.
+"""A message authentication code (MAC) on every frame: without the key none can be forged or replayed.
 
 session key    HMAC(key, direction + nonces of server and worker): one per direction and connection
 tag            HMAC(session key, number of the frame + the frame)
