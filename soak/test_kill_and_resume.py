@@ -129,7 +129,7 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
         way = ways[number % len(ways)]
         if way not in uninterrupted_runs:
             child = begin(tmp_path, f"uninterrupted-{len(uninterrupted_runs)}", way)
-            assert child.end() == 0, child.said
+            assert child.end() == 0, child.output
             uninterrupted_runs[way] = RunFolder(tmp_path / f"uninterrupted-{ways.index(way)}")
         total = uninterrupted_runs[way].steps()[-1].step
         folder, every = RunFolder(tmp_path / f"killed-{number}"), drawn.choice(["0", "0", "0.05"])
@@ -144,7 +144,7 @@ def test_killed_at_random_every_run_ends_with_the_same_bits(
             hit = True
             kills[who] += 1
         child = begin(tmp_path, folder.path.name, way, every)
-        assert child.end() == 0, (way, child.said)
+        assert child.end() == 0, (way, child.output)
         check_equal(uninterrupted_runs[way], folder)
         hits[way] += hit
         late += not hit

@@ -1,4 +1,4 @@
-"""`manyhands ...` in a process of its own, which can be killed: forked from one that has torch already."""
+"""`manyhands ...` in a child process that can be killed, forked from a process that has imported torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from transports.groups import context
 
-PATIENCE = 60.0
+TIMEOUT = 60.0  # seconds
 
 
-def act(words: list[str], folder: Path, environment: dict[str, str], said: Path) -> None:
-    """Be the command line, as its entry point is."""
+def run(words: list[str], folder: Path, environment: dict[str, str], output: Path) -> None:
+    """Run the command line, as its entry point does."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
@@ -29,20 +29,20 @@ def act(words: list[str], folder: Path, environment: dict[str, str], said: Path)
 
 
 class Child:
-    """One command line under way."""
+    """A running command line."""
 
     def __init__(self, *words: str, folder: Path) -> None:
-        self._said = folder / "said.txt"
-        arguments = (list(words), folder, dict(os.environ), self._said)
-        self._process = context.Process(target=act, args=arguments)
+        self._output = folder / "output.txt"
+        arguments = (list(words), folder, dict(os.environ), self._output)
+        self._process = context.Process(target=run, args=arguments)
         self._process.start()
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
-        """Look again and again; it must not end before that."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait for a condition; the process must not end before that."""
+        deadline = time.monotonic() + TIMEOUT
         while not reached():
-            assert self._process.is_alive() or reached(), self.said
-            assert time.monotonic() < deadline, f"not reached: {self.said}"
+            assert self._process.is_alive() or reached(), self.output
+            assert time.monotonic() < deadline, f"not reached: {self.output}"
             time.sleep(0.002)
 
     def send(self, number: signal.Signals) -> None:
@@ -55,23 +55,23 @@ class Child:
         return self._process.pid
 
     def end(self) -> int:
-        """Its exit code, minus the signal that killed it."""
-        self._process.join(PATIENCE)
+        """Wait for its end; its exit code, or the negative number of the signal that killed it."""
+        self._process.join(TIMEOUT)
         code = self._process.exitcode
-        assert code is not None, f"it did not end: {self.said}"
+        assert code is not None, f"it did not end: {self.output}"
         self._process.close()
         return code
 
     def kill(self) -> None:
-        """Without warning."""
+        """Send SIGKILL, and wait for its end."""
         self.send(signal.SIGKILL)
         assert self.end() == -signal.SIGKILL
 
     @property
-    def said(self) -> str:
-        return self._said.read_text() if self._said.exists() else ""
+    def output(self) -> str:
+        return self._output.read_text() if self._output.exists() else ""
 
 
 def warm(folder: Path) -> None:
-    """Start what these are forked from: it stays for the next one."""
+    """Start the process that children are forked from: it stays for the next one."""
     assert Child("--version", folder=folder).end() == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import drills
+import fuzz_cases
 import fuzzing
 from manyhands.testing import damage
 
@@ -19,23 +19,23 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="drills are fork
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    drills.quick(monkeypatch)
+    fuzz_cases.quick(monkeypatch)
 
 
 def test_readers_of_damaged_folders(tmp_path: Path) -> None:
-    study = drills.a_study(tmp_path / "study")
-    found = fuzzing.all_of(drills.readers(study, SEED), COUNT, limit=30)
+    study = fuzz_cases.a_study(tmp_path / "study")
+    found = fuzzing.all_of(fuzz_cases.readers(study, SEED), COUNT, limit=30)
     assert not found, fuzzing.told(found)
 
 
 def test_runs_that_go_on_in_damaged_folders(tmp_path: Path) -> None:
-    run = drills.a_run(tmp_path / "run")
-    found = fuzzing.all_of(drills.going_on(run, SEED, deep=True), COUNT // 4, limit=30)
+    run = fuzz_cases.a_run(tmp_path / "run")
+    found = fuzzing.all_of(fuzz_cases.resuming(run, SEED, deep=True), COUNT // 4, limit=30)
     assert not found, fuzzing.told(found)
 
 
 def test_damaged_study_files() -> None:
-    found = fuzzing.all_of(drills.studies(SEED), COUNT, limit=30)
+    found = fuzzing.all_of(fuzz_cases.studies(SEED), COUNT, limit=30)
     assert not found, fuzzing.told(found)
 
 
@@ -64,7 +64,7 @@ def test_drills_find_what_they_look_for(tmp_path: Path) -> None:
 
 
 def test_a_seed_draws_the_same_damage_again(tmp_path: Path) -> None:
-    texts = {damage.damaged_study(drills.SMALL, fuzzing.generator(1, number)) for number in range(50)}
-    again = {damage.damaged_study(drills.SMALL, fuzzing.generator(1, number)) for number in range(50)}
+    texts = {damage.damaged_study(fuzz_cases.SMALL, fuzzing.generator(1, number)) for number in range(50)}
+    again = {damage.damaged_study(fuzz_cases.SMALL, fuzzing.generator(1, number)) for number in range(50)}
     assert texts == again
     assert len(texts) > 40

@@ -18,7 +18,7 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.records.study_results import StudyFolder
 from manyhands.runs.checks import check_system
 
-ELSEWHERE = Path(__file__).with_name("elsewhere.py")
+ELSEWHERE = Path(__file__).with_name("other_system.py")
 NEEDS_LINUX = (
     "error: launcher local needs Linux: Python on this system (win32) has no os.waitid; one worker trains "
     "here, without --workers"

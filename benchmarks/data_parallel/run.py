@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import sides
 
 from manyhands.core import environment
-from manyhands.launchers.base import Supervision
+from manyhands.launchers.base import SupervisionOptions
 from manyhands.launchers.local import LocalLauncher
 from manyhands.launchers.mpi import MpiLauncher
 
@@ -76,7 +76,7 @@ def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
     def peer(function: Callable[..., Any], workers: int, batch: int, threads: int, kept: bool) -> Side:
         def side(steps: int) -> list[float]:
             times: list[float] = local.launch(
-                function, workers, case.task, batch, steps, threads, kept, supervision=Supervision()
+                function, workers, case.task, batch, steps, threads, kept, supervision=SupervisionOptions()
             )[0]
             return times
 

@@ -1,8 +1,8 @@
-"""How long a run outlives a worker that fails: every fault on every transport, from the moment it strikes.
+"""Seconds from a worker's failure to the end of the run: every fault on every transport.
 
     python benchmarks/faults/run.py [--transports shm,torch,mpi] [--workers 2] [--json]
 
-The table is the one of docs/faults.md. A hang is noticed by its deadline, here `--timeout 2`.
+The table is in docs/faults.md. A hang is noticed after its deadline, here `--timeout 2`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FAULTS = ["raise", "exit", "SIGKILL", "SIGSEGV", "SIGILL", "oom", "hang:data", "
 TIMEOUT = 2.0  # seconds
 
 
-def outlived(fault: str, transport: str, workers: int) -> tuple[float, str]:
-    """Seconds from the strike to the error, and its first line."""
+def time_to_end(fault: str, transport: str, workers: int) -> tuple[float, str]:
+    """Seconds from the fault to the error, and the first line of its message."""
     kind, _, where = fault.partition(":")
     os.environ[faults.VARIABLE] = f"{kind}@{workers - 1}:8" + (f":{where}" if where else "")
     with tempfile.TemporaryDirectory() as folder:
@@ -42,13 +42,13 @@ def outlived(fault: str, transport: str, workers: int) -> tuple[float, str]:
         except ManyhandsError as error:
             ended, message = time.time(), str(error)
         else:
-            raise AssertionError(f"{fault} on {transport}: the run went on")
+            raise AssertionError(f"{fault} on {transport}: the run continued")
         finally:
             del os.environ[faults.VARIABLE]
         logs = "".join(path.read_text() for path in (out / "logs").glob("rank-*.log"))
-    struck = re.search(r"^fault: \w+ at ([\d.]+)$", logs, re.MULTILINE)
-    assert struck is not None, logs
-    return ended - float(struck[1]), message.splitlines()[0]
+    injected = re.search(r"^fault: \w+ at ([\d.]+)$", logs, re.MULTILINE)
+    assert injected is not None, logs
+    return ended - float(injected[1]), message.splitlines()[0]
 
 
 def main() -> None:
@@ -59,14 +59,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     transports = arguments.transports.split(",")
-    found = {
-        fault: {name: outlived(fault, name, arguments.workers) for name in transports} for fault in FAULTS
+    results = {
+        fault: {name: time_to_end(fault, name, arguments.workers) for name in transports} for fault in FAULTS
     }
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
         return
     print("| fault | " + " | ".join(transports) + " |\n|---|" + "---|" * len(transports))
-    for fault, row in found.items():
+    for fault, row in results.items():
         print(f"| {fault} | " + " | ".join(f"{row[name][0]:.2f} s" for name in transports) + " |")
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import sides
 
 from manyhands.core import environment
-from manyhands.launchers.base import Supervision
+from manyhands.launchers.base import SupervisionOptions
 from manyhands.launchers.local import LocalLauncher
 from manyhands.strategies.pipeline.schedule import ideal_speedup, idle_share
 
@@ -79,12 +79,12 @@ def measure(case: Case, rounds: int, steps: int, folder: Path) -> Row:
 
     def alone(parts: int) -> Callable[[], list[float]]:
         return lambda: local.launch(
-            sides.alone, 1, task, batch, parts, WARM_UP + steps, 1, supervision=Supervision()
+            sides.alone, 1, task, batch, parts, WARM_UP + steps, 1, supervision=SupervisionOptions()
         )[0]
 
     def pipelining(threads: int) -> Callable[[], list[float]]:
         given = task, batch, micro_batches, WARM_UP + steps, schedule, CUTS[task], threads
-        return lambda: local.launch(sides.torch_pipelining, 2, *given, supervision=Supervision())[0]
+        return lambda: local.launch(sides.torch_pipelining, 2, *given, supervision=SupervisionOptions())[0]
 
     found = {
         "ours": ours,

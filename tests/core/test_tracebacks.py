@@ -13,7 +13,7 @@ from conftest import Answer
 from manyhands.core.rank_info import RankStatus
 from manyhands.launchers.control.remote_calls import pack, perform
 from manyhands.launchers.supervision import diagnosis
-from manyhands.launchers.supervision.diagnosis import WorkerState
+from manyhands.launchers.worker_state import WorkerState
 from manyhands.tasks import find
 
 FAULTY = """import torch, manyhands as mh
@@ -114,17 +114,19 @@ def test_several_workers_say_the_same_first(temporary: Path, monkeypatch: pytest
     log = Path("run/logs/rank-1.log")
     everyone = [
         WorkerState(0, status=RankStatus(3, "forward")),
-        WorkerState(1, failure=failure, bad_at=0.0, log=log),
+        WorkerState(1, failure=failure, failed_at=0.0, log=log),
     ]
     lines = diagnosis.failed(everyone[1], everyone, 0.1).splitlines()
     assert lines[0] == f"faulty.py:10 in forward: {MAT}"
-    assert lines[1] == "worker 1 of 2 raised it"
+    assert lines[1] == "worker 1 of 2 raised this error"
     assert lines[2] == "the whole traceback is in run/logs/rank-1.log"
 
 
 def test_without_a_log_the_traceback_is_told(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(temporary.parent)
     failure = perform(pack(call_forward, ("faulty.py:own",)), None).failure
-    lines = diagnosis.failed(WorkerState(0, failure=failure, bad_at=0.0), [WorkerState(0)], 0.1).splitlines()
-    assert lines[:2] == [f"faulty.py:10 in forward: {MAT}", "worker 0 of 1 raised it"]
+    lines = diagnosis.failed(
+        WorkerState(0, failure=failure, failed_at=0.0), [WorkerState(0)], 0.1
+    ).splitlines()
+    assert lines[:2] == [f"faulty.py:10 in forward: {MAT}", "worker 0 of 1 raised this error"]
     assert lines[2] == "  Traceback (most recent call last):"

@@ -1,4 +1,4 @@
-"""Workers that go at their own pace: who is lost does not end the run, and no sample is lost with it."""
+"""Asynchronous strategies: a lost worker does not end the run, and no sample is lost with it."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from manyhands.testing.launchers import left_over
 
 N = 1000  # samples of the quadratic
 EPOCHS = 25
-# strategy, who is lost, and of how many
+# strategy, the rank that is lost, and the number of ranks
 HOGWILD, SERVER = ("hogwild", 1, 2), ("server", 2, 3)
 BOTH = pytest.mark.parametrize(("strategy", "lost", "ranks"), [HOGWILD, SERVER], ids=["hogwild", "server"])
-KILLED = r"was killed by signal 9 \(SIGKILL, often: out of memory\)"
+KILLED = r"was killed by signal 9 \(SIGKILL, often because memory ran out\)"
 OPERATION = r"(lock|work|request|answer|add_shared|send|recv|recv_any) [\d,]+"
 FAULTS = {
-    "SIGKILL": rf"{KILLED} at step 8, in {OPERATION}; the others go on",
-    "exit:data": r"ended with exit code 3 at step 8, in data; the others go on",
+    "SIGKILL": rf"{KILLED} at step 8, in {OPERATION}; the others continue",
+    "exit:data": r"exited with code 3 at step 8, in data; the others continue",
     "raise:backward": r"raised ScriptedError: raised by script at rank \d, step 8 at step 8, in backward; "
-    "the others go on",
-    "hang:data": r"has been hanging for \S+ s at step 8, in data; it was killed and the others go on",
-    "SIGSTOP:backward": r"has been stopped \(SIGSTOP\) for \S+ s at step 8, in backward; it was killed and "
-    "the others go on",
+    "the others continue",
+    "hang:data": r"has been hanging for \S+ s at step 8, in data; it was killed, and the others continue",
+    "SIGSTOP:backward": r"has been stopped \(SIGSTOP\) for \S+ s at step 8, in backward; it was killed, and "
+    "the others continue",
 }
-QUICK = ("SIGKILL", "exit:data", "raise:backward")  # noticed without waiting
+QUICK = ("SIGKILL", "exit:data", "raise:backward")  # noticed at once
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What starts workers stays for the next run: it is no leftover."""
+    """The fork server stays for the next run: it is not left behind."""
     folder = tmp_path_factory.mktemp("warm")
     mh.train("quadratic", workers=2, epochs=1, out=folder / "run", quiet=True)
     warm(folder)
 
 
-def opened() -> int:
+def open_files() -> int:
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -63,17 +63,17 @@ def opened() -> int:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_warm: None) -> Iterator[None]:
     """No process, shared memory or socket, and no open file."""
-    before, files = left_over(), opened()
+    before, files = left_over(), open_files()
     yield
     until = time.monotonic() + 5
     while left_over() - before and time.monotonic() < until:
         time.sleep(0.05)
     assert left_over() - before == set()
-    assert opened() <= files
+    assert open_files() <= files
 
 
-class Hear(Callback):
-    """Keeps what a person would have read."""
+class Notices(Callback):
+    """Collects the notices."""
 
     def __init__(self) -> None:
         self.notices: list[str] = []
@@ -95,15 +95,13 @@ def spec(strategy: str, options: dict[str, Any] | None = None, **settings: Any) 
 
 
 def is_whole(record: RunRecord, epochs: int = EPOCHS) -> list[StepRecord]:
-    """Every sample of every epoch was used and counted once, whoever used it."""
+    """Every sample of every epoch was used and counted once, by any worker."""
     assert record.status == "finished"
     assert record.samples == epochs * N
     steps = RunFolder(Path(record.run)).steps()
     assert [step.step for step in steps] == list(range(1, record.steps + 1))
     assert steps[-1].samples == record.samples
-    assert (
-        record.steps == epochs * (N // record.spec.batch) * record.spec.workers
-    )  # as many as there are pieces
+    assert record.steps == epochs * (N // record.spec.batch) * record.spec.workers  # one per piece of a batch
     return steps
 
 
@@ -116,16 +114,15 @@ def is_whole(record: RunRecord, epochs: int = EPOCHS) -> list[StepRecord]:
         ("SIGSTOP:backward", *SERVER),
     ],
 )
-def test_the_others_go_on(
+def test_the_others_continue(
     fault: str, strategy: str, lost: int, ranks: int, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, fault, lost)
-    hear = Hear()
-    record = run(
-        spec(strategy, epochs=60), out=here / "run", callbacks=[hear]
-    )  # longer than it takes to notice
+    notices = Notices()
+    # 60 epochs take longer than noticing the fault
+    record = run(spec(strategy, epochs=60), out=here / "run", callbacks=[notices])
     steps = is_whole(record, 60)
-    (notice,) = hear.notices
+    (notice,) = notices.notices
     expected = rf"worker {lost} of {ranks} \(host \S+, pid \d+\) {FAULTS[fault]}"
     assert re.fullmatch(expected, notice.splitlines()[0]), notice
     (who,) = record.lost
@@ -139,10 +136,10 @@ def test_the_others_go_on(
 @pytest.mark.parametrize(
     "options", [{"servers": 2}, {"bound": 0}, {"backup": 0}, {"backup": 1}, {"push_every": 2}], ids=str
 )
-def test_the_others_go_on_with_any_server(
+def test_the_others_continue_with_any_server_option(
     options: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it: not the slices of others, nor who is ahead, nor a round."""
+    """No worker waits for it: not in other slices, nor at the staleness bound, nor in a round."""
     servers = options.get("servers", 1)
     script(monkeypatch, "SIGKILL:backward", servers + 2)
     record = run(spec("server", options, workers=3, batch=120, epochs=20), out=here / "run", callbacks=[])
@@ -171,8 +168,8 @@ def tested() -> mh.Task:
 """
 
 
-def test_the_others_go_on_with_the_test(here: Path) -> None:
-    """One dies with a part of the test set in its hands: each of its samples counts, and counts once."""
+def test_the_others_continue_the_evaluation(here: Path) -> None:
+    """A worker dies while it evaluates a part of the test set: each of its samples counts exactly once."""
     (here / "own.py").write_text(TESTING)
     (here / "deadly").touch()
     record = mh.train(
@@ -192,15 +189,15 @@ def test_the_others_go_on_with_the_test(here: Path) -> None:
     ("fault", "strategy", "lost", "ranks"),
     [("SIGKILL", *HOGWILD), ("SIGKILL", *SERVER), ("hang:data", *SERVER)],
 )
-def test_strict_is_strict(
+def test_strict_ends_the_run(
     fault: str, strategy: str, lost: int, ranks: int, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, fault, lost)
     with pytest.raises(WorkerFailedError) as caught:
         run(spec(strategy, strict=True, epochs=10_000), out=here / "run", callbacks=[])
     first, *_, last = str(caught.value).splitlines()
-    deed = FAULTS[fault].rpartition("; ")[0]
-    assert re.fullmatch(rf"worker {lost} of {ranks} \(.*\) {deed}", first), str(caught.value)
+    happened = FAULTS[fault].rpartition("; ")[0]
+    assert re.fullmatch(rf"worker {lost} of {ranks} \(.*\) {happened}", first), str(caught.value)
     assert last.endswith(f" with: manyhands train --resume {here / 'run'}")
     assert caught.value.rank == lost
 
@@ -208,15 +205,15 @@ def test_strict_is_strict(
 @pytest.mark.parametrize(
     ("strategy", "settings", "lost", "ranks"),
     [
-        ("hogwild", {}, 0, 2),  # it keeps the books
+        ("hogwild", {}, 0, 2),  # it keeps the work queue
         ("server", {}, 0, 3),
         ("server", {"options": {"servers": 2}}, 1, 4),  # it holds a part of the parameters
-        ("server", {"workers": 1}, 1, 2),  # nobody else works
-        ("server", {"transport": "torch"}, 2, 3),  # a message to the dead does not come back
+        ("server", {"workers": 1}, 1, 2),  # there is no other worker
+        ("server", {"transport": "torch"}, 2, 3),  # a message to a dead worker gets no answer
     ],
     ids=str,
 )
-def test_without_some_there_is_no_going_on(
+def test_the_loss_of_a_needed_rank_ends_the_run(
     strategy: str,
     settings: dict[str, Any],
     lost: int,
@@ -232,8 +229,8 @@ def test_without_some_there_is_no_going_on(
 
 
 # ---------------------------------------------------------------------- joining
-class UntilItWorks(Hear):
-    """Ends the run when one that joined has done something."""
+class UntilReplaced(Notices):
+    """Ends the run when a replacement has made some steps."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -250,20 +247,22 @@ class UntilItWorks(Hear):
     ("fault", "strategy", "lost", "ranks"),
     [("SIGKILL:backward", *HOGWILD), ("raise", *SERVER), ("hang:data", *SERVER)],
 )
-def test_a_new_one_takes_its_place(
+def test_a_lost_worker_is_replaced(
     fault: str, strategy: str, lost: int, ranks: int, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It claims, reads and writes as the one before it; stopped and resumed, nothing is missing."""
+    """The replacement works like the worker before it; stopped and resumed, nothing is missing."""
     script(monkeypatch, fault, lost)
-    hear = UntilItWorks(lost)
+    notices = UntilReplaced(lost)
     with pytest.raises(InterruptedRunError):
-        run(spec(strategy, restarts=1, epochs=100_000), out=here / "run", callbacks=[hear])
-    said = [notice.splitlines()[0] for notice in hear.notices]
-    assert len(said) == 2
+        run(spec(strategy, restarts=1, epochs=100_000), out=here / "run", callbacks=[notices])
+    lines = [notice.splitlines()[0] for notice in notices.notices]
+    assert len(lines) == 2
     assert re.fullmatch(
-        rf"worker {lost} of {ranks} \(.*\) .* at step 8, in .* a new one takes its place \(1 of 1\)", said[0]
+        rf"worker {lost} of {ranks} \(.*\) .* at step 8, in .*; (it was killed, and )?"
+        r"a new worker replaces it \(replacement 1 of 1\)",
+        lines[0],
     )
-    assert said[1] == f"worker {lost} has joined"
+    assert lines[1] == f"worker {lost} has joined"
     stopped = RunFolder(here / "run").record()
     assert stopped is not None
     assert stopped.shares[lost].steps >= 8 + 5
@@ -276,43 +275,47 @@ def test_a_new_one_takes_its_place(
     assert 0 <= record.samples - until < 50
 
 
-class Strike(Hear):
-    """Kills one worker and who comes in its place, as soon as it has done something; then ends the run."""
+class Killer(Notices):
+    """Kills one worker and its replacements, as soon as they have made a step; then ends the run."""
 
     def __init__(self, folder: Path, rank: int, times: int) -> None:
         super().__init__()
         self._folder, self._rank, self._times = folder, rank, times
-        self.struck: list[int] = []
+        self.killed: list[int] = []
 
     def on_step(self, step: StepRecord) -> None:
         joined = sum("has joined" in text for text in self.notices)
-        if step.worker == self._rank and joined == len(self.struck) < self._times:
-            pid = next(pid for pid in workers(self._folder, self._rank) if pid not in self.struck)
-            self.struck.append(pid)
+        if step.worker == self._rank and joined == len(self.killed) < self._times:
+            pid = next(pid for pid in workers(self._folder, self._rank) if pid not in self.killed)
+            self.killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
     def on_notice(self, text: str) -> None:
         super().on_notice(text)
-        if text.splitlines()[0].endswith("; the others go on"):
+        if text.splitlines()[0].endswith("; the others continue"):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 @BOTH
-def test_who_is_lost_twice_is_replaced_twice(strategy: str, lost: int, ranks: int, here: Path) -> None:
-    """By somebody outside, at any moment; the third time nobody comes."""
-    strike = Strike(here, lost, 3)
+def test_a_worker_lost_twice_is_replaced_twice(strategy: str, lost: int, ranks: int, here: Path) -> None:
+    """Killed from outside, at any moment; the third time it is not replaced."""
+    killer = Killer(here, lost, 3)
     with pytest.raises(InterruptedRunError):
-        run(spec(strategy, restarts=2, epochs=100_000), out=here / "run", callbacks=[strike])
+        run(spec(strategy, restarts=2, epochs=100_000), out=here / "run", callbacks=[killer])
     record = RunFolder(here / "run").record()
     assert record is not None
-    assert len(set(strike.struck)) == len(record.lost) == 3
+    assert len(set(killer.killed)) == len(record.lost) == 3
     assert sum(share.samples for share in record.shares) == record.samples
-    fates = [text.splitlines()[0].rpartition("; ")[2] for text in strike.notices if "has joined" not in text]
-    assert fates == [f"a new one takes its place ({k} of 2)" for k in (1, 2)] + ["the others go on"]
+    endings = [
+        text.splitlines()[0].rpartition("; ")[2] for text in killer.notices if "has joined" not in text
+    ]
+    assert endings == [f"a new worker replaces it (replacement {k} of 2)" for k in (1, 2)] + [
+        "the others continue"
+    ]
 
 
 def workers(folder: Path, rank: int | str = "*") -> list[int]:
-    """Processes whose words go to a log in this folder."""
+    """Processes whose output goes to a log in this folder."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -326,21 +329,21 @@ def workers(folder: Path, rank: int | str = "*") -> list[int]:
 
 # ---------------------------------------------------------------------- starting again
 @BOTH
-def test_the_whole_gang_starts_again_without_the_one_that_keeps_the_books(
+def test_all_workers_start_again_without_rank_0(
     strategy: str, lost: int, ranks: int, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, "SIGKILL", 0, step=30)
-    hear = Hear()
+    notices = Notices()
     settings: dict[str, Any] = {"restarts": 1, "checkpoint_every": 0.0, "epochs": 10}
-    record = run(spec(strategy, **settings), out=here / "run", callbacks=[hear])
+    record = run(spec(strategy, **settings), out=here / "run", callbacks=[notices])
     assert record.resumed == 1
     is_whole(record, 10)
-    (notice,) = hear.notices
+    (notice,) = notices.notices
     assert notice.splitlines()[-1] == "starting again from the last checkpoint (restart 1 of 1)"
 
 
-def test_killed_as_a_whole_it_goes_on(here: Path) -> None:
-    """kill -9 of the process that the user started: the workers end with it."""
+def test_killed_as_a_whole_it_resumes(here: Path) -> None:
+    """SIGKILL of the process that the user started: the workers end with it."""
     words = ["train", "quadratic", "--strategy", "hogwild", "--workers", "2", "--epochs", f"{EPOCHS}"]
     words += ["--threads", "1", "--checkpoint-every", "0", "--keep", "1000", "--quiet", "--out", "run"]
     child = Child(*words, folder=here)

@@ -1,4 +1,4 @@
-"""Local SGD as a user runs it: killed, stopped, moved to other workers, diverged; nothing is lost."""
+"""Local SGD as a user runs it: killed, stopped, resumed with other workers, diverged; nothing is lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def equal(first: Path, second: Path) -> None:
 
 
 def killed(here: Path, options: dict[str, Any], workers: int, checkpoints: int) -> dict[str, torch.Tensor]:
-    """Kill a run without warning after so many checkpoints, and return what the last one holds."""
+    """Kill a run after this many checkpoints, and return the tensors of the last one."""
     words = ["--workers", f"{workers}", "--epochs", f"{EPOCHS}", "--batch", "50", "--keep", "100"]
     words += [word for name, value in options.items() for word in ("--set", f"strategy.{name}={value}")]
     words += ["--checkpoint-every", "0", "--quiet", "--out", "killed"]
@@ -76,11 +76,12 @@ def killed(here: Path, options: dict[str, Any], workers: int, checkpoints: int) 
     ("options", "checkpoints", "apart"),
     [
         ({"every": 4}, 3, False),
-        ({"every": 50, "outer": "nesterov"}, 1, True),  # they talk at step 32: in the middle of a round
+        # workers communicate at step 32, in the middle of a round
+        ({"every": 50, "outer": "nesterov"}, 1, True),
     ],
     ids=str,
 )
-def test_killed_it_goes_on_bit_for_bit(
+def test_killed_it_resumes_bit_for_bit(
     here: Path, options: dict[str, Any], checkpoints: int, apart: bool
 ) -> None:
     train(here / "whole", 2, options)
@@ -103,7 +104,9 @@ def torn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("then", "strategy"), [(3, "average"), (1, "average"), (2, "allreduce"), (1, "single")]
 )
-def test_others_go_on_from_the_average(here: Path, torn: Path, then: int, strategy: str) -> None:
+def test_other_strategies_and_workers_resume_from_the_average(
+    here: Path, torn: Path, then: int, strategy: str
+) -> None:
     folder = shutil.copytree(torn, here / "run")
     settings: dict[str, Any] = {"workers": then, "strategy": strategy, "checkpoint_every": 60}
     record = mh.train(str(folder), resume=True, quiet=True, **settings)
@@ -112,7 +115,7 @@ def test_others_go_on_from_the_average(here: Path, torn: Path, then: int, strate
     assert record.metric > 0.9
 
 
-def test_another_strategys_run_goes_on_as_averages(here: Path) -> None:
+def test_a_run_of_another_strategy_resumes_with_averages(here: Path) -> None:
     settings = {"epochs": EPOCHS, "batch": 50, "out": here / "run", "quiet": True}
     mh.train("digits-mlp", workers=2, samples=2000, **settings)
     record = mh.train(
@@ -129,19 +132,19 @@ def test_another_strategys_run_goes_on_as_averages(here: Path) -> None:
     assert record.metric > 0.9
 
 
-def test_a_run_goes_on_with_another_interval(here: Path, torn: Path) -> None:
-    """A change of who computes how, like another number of workers: nothing has to be allowed."""
+def test_a_run_resumes_with_another_interval(here: Path, torn: Path) -> None:
+    """Like another number of workers: --allow-changes is not needed."""
     folder = shutil.copytree(torn, here / "run")
     notices: list[str] = []
 
-    class Hear(Callback):
+    class Notices(Callback):
         def on_notice(self, text: str) -> None:
             notices.append(text)
 
     from manyhands.runs.train import resume_folder
 
     settings = {"strategy_options": {"every": 8}, "checkpoint_every": 60}
-    record = resume_folder(folder, settings, callbacks=[Hear()])
+    record = resume_folder(folder, settings, callbacks=[Notices()])
     assert record.spec.strategy_options == {"every": 8}
     assert (record.resumed, record.steps) == (1, STEPS)
     assert any(
@@ -149,12 +152,13 @@ def test_a_run_goes_on_with_another_interval(here: Path, torn: Path) -> None:
     )
 
 
-ELASTIC = {"every": 50, "outer": "elastic"}  # messages, votes between them, and everybody's own saved
+# Messages, votes between them, and the parameters of each worker in the checkpoint.
+ELASTIC = {"every": 50, "outer": "elastic"}
 
 
 @pytest.fixture(scope="module")
 def on_shm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run in shared memory, to be compared with."""
+    """A finished run on shm, to compare with."""
     folder = tmp_path_factory.mktemp("shm")
     train(folder, options=ELASTIC, epochs=2, threads=1)
     return folder
@@ -190,7 +194,7 @@ def test_a_signal_is_noticed_between_two_averages(here: Path) -> None:
     assert any(name.startswith("workers/1/") for name in last(here / "run"))
 
 
-def test_the_time_is_over_for_all_at_once(here: Path) -> None:
+def test_the_time_limit_ends_all_workers_at_once(here: Path) -> None:
     settings: dict[str, Any] = {"strategy": "average", "strategy_options": {"every": "end"}, "workers": 2}
     record = mh.train("quadratic", seconds=0.2, epochs=1_000_000, out=here / "run", quiet=True, **settings)
     assert record.status == "finished"
@@ -210,10 +214,10 @@ def test_a_worker_that_fails_is_started_again_from_the_last_checkpoint(
     equal(here / "whole", here / "again")
 
 
-def test_diloco_killed_after_an_average_goes_on_with_each_ranks_own_optimizer(
+def test_diloco_killed_after_an_average_resumes_with_each_ranks_own_optimizer(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All models are the same then, and still the workers are not: their momentum is their own."""
+    """All models are equal then, but the workers are not: each has its own momentum."""
     diloco = {"every": 4, "outer": "nesterov"}
     train(here / "whole", options=diloco, epochs=1)
     monkeypatch.setenv(faults.VARIABLE, "SIGKILL@1:14:backward")
@@ -228,8 +232,8 @@ def test_diloco_killed_after_an_average_goes_on_with_each_ranks_own_optimizer(
 
 
 @pytest.mark.parametrize(("every", "epochs"), [(4, 20), ("end", 20), ("end", 1)])
-def test_divergence_is_said_once(here: Path, every: int | str, epochs: int) -> None:
-    """Also where the run is over before workers have talked again: 10 steps are fewer than 32."""
+def test_divergence_is_reported_once(here: Path, every: int | str, epochs: int) -> None:
+    """Also if the run is over before workers have communicated again: 10 steps are fewer than 32."""
     settings: dict[str, Any] = {"strategy": "average", "strategy_options": {"every": every}, "workers": 2}
     with pytest.raises(DivergedError, match=r"^the loss became (nan|inf) at step \d+"):
         mh.train("quadratic", lr=1e6, epochs=epochs, out=here / "run", quiet=True, **settings)
@@ -245,7 +249,7 @@ def verify(*words: str) -> int:
     return cli.answer(["verify", "digits-mlp", "--strategy", "average", *words])
 
 
-def test_an_average_a_step_is_verified(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_average_per_step_is_verified(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = ["--set", "recipe.momentum=0", "--set", "recipe.nesterov=false"]
     assert verify("--workers", "3", "--set", "strategy.every=1", *plain) == 0
     assert "average with 3 workers on shm equals single after 5 steps" in capsys.readouterr().out
@@ -255,7 +259,7 @@ def test_an_average_a_step_is_verified(here: Path, capsys: pytest.CaptureFixture
     assert found["comparisons"][1]["largest"] < 1e-12
 
 
-def test_what_is_not_one_worker_is_not_verified() -> None:
+def test_what_does_not_equal_one_worker_is_not_verified() -> None:
     from manyhands.runs.verify import verify
 
     settings: dict[str, Any] = {"strategy": "average", "workers": 2, "transport": "shm", "launcher": "local"}

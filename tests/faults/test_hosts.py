@@ -25,9 +25,9 @@ def ip(*words: str) -> bool:
 
 @pytest.fixture
 def hosts() -> Iterator[dict[str, str]]:
-    """Two namespaces joined by a cable: {namespace: address}."""
+    """Two namespaces joined by a virtual cable: {namespace: address}."""
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in TOOLS):
-        pytest.skip("making hosts takes root, ip and unshare")
+        pytest.skip("network namespaces need root, ip and unshare")
     names = [f"mh{os.getpid()}{letter}" for letter in "ab"]
     try:
         cable = [
@@ -45,7 +45,7 @@ def hosts() -> Iterator[dict[str, str]]:
             names[1],
         ]
         if not all(ip("netns", "add", name) for name in names) or not ip(*cable):
-            pytest.skip("this system lets nobody make network namespaces")
+            pytest.skip("this system does not allow network namespaces")
         for number, name in enumerate(names, 1):
             for words in (
                 ["addr", "add", f"10.77.0.{number}/24", "dev", "cable"],
@@ -85,13 +85,13 @@ def test_torchrun_over_two_hosts(hosts: dict[str, str], tmp_path: Path) -> None:
             text=True,
         )
         started.append(child)
-    said = [child.communicate(timeout=120)[0] for child in started]
-    assert [child.returncode for child in started] == [0, 0], "\n".join(said)
+    output = [child.communicate(timeout=120)[0] for child in started]
+    assert [child.returncode for child in started] == [0, 0], "\n".join(output)
     record = json.loads((tmp_path / "run/result.json").read_text())
     assert record["hosts"] == ["host0", "host0", "host1", "host1"]
     assert record["spec"]["transport"] == "torch"
     slices = record["traffic"][0]["all_reduce"]["bytes"] / record["steps"]
     whole = 4 * record["parameters"]
-    assert slices < 0.6 * whole, "each worker sends its slice, half of the gradient, and a few notes"
+    assert slices < 0.6 * whole, "each worker sends its slice, half of the gradient, and a few step headers"
     here = mh.train("digits-mlp", epochs=2, batch=50, workers=4, out=tmp_path / "here", quiet=True)
     assert record["loss"] == pytest.approx(here.loss, rel=1e-3)

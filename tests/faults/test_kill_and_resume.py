@@ -20,7 +20,7 @@ from manyhands.engine.checkpoint.storage import Checkpoints
 from manyhands.engine.checkpoint.storage import load as load_checkpoint
 from manyhands.records.run_folder import RunFolder
 
-# Dropout draws from torch's generator and the schedule moves every step: whatever is not restored, shows.
+# Dropout uses torch's generator and the schedule changes every step: what is not restored changes the result.
 TASK = '''
 import torch
 import manyhands as mh
@@ -47,7 +47,7 @@ def noisy(folder: Path, out: str, *words: str) -> Child:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_killed_again_and_again_it_ends_with_the_same_bits(tmp_path: Path, optimizer: str) -> None:
+def test_killed_several_times_it_ends_with_the_same_bits(tmp_path: Path, optimizer: str) -> None:
     """SIGKILL at random steps; every tensor of the last checkpoint equals the uninterrupted run's."""
     (tmp_path / "noisy.py").write_text(TASK)
     extra = OPTIMIZERS[optimizer]
@@ -82,7 +82,7 @@ def _last_step(folder: RunFolder) -> int:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_saves_and_says_how_to_continue(tmp_path: Path, number: signal.Signals, code: int) -> None:
     words = ["--epochs", "100000", "--out", "run", "--checkpoint-every", "1000"]
     child = Child("train", "quadratic", *words, folder=tmp_path)
     steps = tmp_path / "run/steps.jsonl"
@@ -95,7 +95,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
         f"error: interrupted by {number.name} at step {record.steps:,}; the last checkpoint is of step "
         f"{record.steps:,}; continue with: manyhands train --resume run"
     )
-    assert child.said.strip().splitlines()[-1] == expected
+    assert child.output.strip().splitlines()[-1] == expected
     assert len(RunFolder(tmp_path / "run").steps()) == record.steps
 
 
@@ -113,10 +113,10 @@ def test_a_damaged_last_checkpoint_costs_only_its_steps(here: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own needs root")
-def test_a_full_disk_is_one_sentence_and_nothing_is_lost(
+def test_a_full_disk_gives_one_message_and_nothing_is_lost(
     tmp_path: Path, typed: Callable[..., Answer]
 ) -> None:
-    """A real file system of 8 MB; the run goes on once there is room."""
+    """A real file system of 8 MB; the run resumes once there is space."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=False)

@@ -1,4 +1,4 @@
-"""Workers that are killed at any moment, also while others come in their place: the others do not care."""
+"""Workers are killed at any moment, also while they are being replaced: the others are not affected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from launchers.workers import struggle
-from manyhands.launchers.base import Supervision
+from launchers.functions import struggle
+from manyhands.launchers.base import SupervisionOptions
 from manyhands.launchers.local import LocalLauncher
 from manyhands.launchers.processes import local_processes
 from manyhands.testing.launchers import left_over, processes_below
+from manyhands.testing.worker_functions import add_rank
 
 PRELOAD = ("manyhands.testing.worker_functions",)
 SIZE = 4
@@ -25,24 +26,25 @@ SECONDS = 1.5
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_at_any_moment(seed: int) -> None:
-    """Rank 0 is not spare, and at least one that is spare is left alone: all others die again and again."""
+    """Rank 0 is needed, and rank 1 is left alone: the others are killed again and again."""
+    LocalLauncher(preload=PRELOAD).launch(add_rank, 1, 0)  # the fork server runs before the time is counted
     before = left_over()
-    here: dict[int, int] = {}
+    first: dict[int, int] = {}  # pid of the first process, by rank
     lost: list[tuple[int, str]] = []
     done = threading.Event()
 
-    def hear(message: Any) -> None:
+    def on_message(message: Any) -> None:
         rank, pid = message
-        here.setdefault(rank, pid)  # the first of each rank
+        first.setdefault(rank, pid)
 
     def kill() -> None:
         choice = random.Random(seed)
-        while len(here) < SIZE and not done.wait(0.01):
+        while len(first) < SIZE and not done.wait(0.01):
             pass
-        time.sleep(0.3)  # all have begun
+        time.sleep(0.3)  # all have started
         while not done.wait(choice.uniform(0, 0.05)):
             others = sorted(
-                set(processes_below(local_processes.fork_server(PRELOAD).pid)) - {here[0], here[1]}
+                set(processes_below(local_processes.fork_server(PRELOAD).pid)) - {first[0], first[1]}
             )
             for pid in others[:1]:
                 with contextlib.suppress(ProcessLookupError):
@@ -50,14 +52,14 @@ def test_killed_at_any_moment(seed: int) -> None:
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    supervision = Supervision(
-        hear,
-        spare=frozenset(range(1, SIZE)),
-        replacements=1000,
-        lost=lambda *what: lost.append(what),
+    supervision = SupervisionOptions(
+        on_message,
+        expendable=frozenset(range(1, SIZE)),
+        max_replacements=1000,
+        on_lost=lambda *what: lost.append(what),
         timeout=5,
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         results = LocalLauncher(preload=PRELOAD).launch(
             struggle, SIZE, time.time() + SECONDS, supervision=supervision
@@ -65,7 +67,7 @@ def test_killed_at_any_moment(seed: int) -> None:
     finally:
         done.set()
         thread.join()
-    assert time.monotonic() - begun < SECONDS + 5
+    assert time.monotonic() - started < SECONDS + 5
     assert len(lost) > 5
     assert {rank for rank, _ in lost} == {2, 3}
     for rank, one in enumerate(results):

@@ -1,7 +1,7 @@
-"""Law 5: every fault, some of each sort on every transport and launcher, is one message and leaves nothing.
+"""Law 5: every fault gives one message and leaves nothing behind, on every transport and launcher.
 
-Every ending under every launcher is in launchers/test_members.py, and who waits for the dead on every
-transport in transports/test_members.py: here they only have to meet.
+Every kind of exit under every launcher is in launchers/test_members.py, and waiting for a dead worker on
+every transport in transports/test_members.py: here they are combined, with some faults of each kind.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ FAULTS = {
     "raise": WORKER + r"raised ScriptedError: raised by script at rank 1, step 8 at step 8, " + OPERATION,
     "raise:backward": WORKER
     + r"raised ScriptedError: raised by script at rank 1, step 8 at step 8, in backward",
-    "exit": WORKER + r"ended with exit code 3 at step 8, " + OPERATION,
-    "SIGKILL": WORKER + r"was killed by signal 9 \(SIGKILL, often: out of memory\) at step 8, " + OPERATION,
+    "exit": WORKER + r"exited with code 3 at step 8, " + OPERATION,
+    "SIGKILL": WORKER
+    + r"was killed by signal 9 \(SIGKILL, often because memory ran out\) at step 8, "
+    + OPERATION,
     "SIGSEGV": WORKER
     + r"was killed by signal 11 \(SIGSEGV, a crash in native code\) at step 8, "
     + OPERATION,
     "SIGILL": WORKER
-    + r"was killed by signal 4 \(SIGILL, an instruction .* not have\) at step 8, "
+    + r"was killed by signal 4 \(SIGILL, an instruction .* not support\) at step 8, "
     + OPERATION,
     "oom": WORKER + r"raised MemoryError( \(out of memory\))? at step 8, " + OPERATION,
     "hang:data": WORKER + r"has been hanging for \d[\d.]* s at step 8, in data",
@@ -52,8 +54,8 @@ def script(fault: str) -> str:
     return f"{kind}@1:8" + (f":{where}" if where else "")
 
 
-def struck(folder: Path) -> float:
-    """When the fault struck, from the worker's own log."""
+def injected_at(folder: Path) -> float:
+    """When the fault was injected, from the worker's own log."""
     logs = "".join(path.read_text() for path in (folder / "logs").glob("rank-*.log"))
     match = re.search(r"^fault: \w+ at ([\d.]+)$", logs, re.MULTILINE)
     assert match, logs
@@ -61,13 +63,15 @@ def struck(folder: Path) -> float:
 
 
 def left_behind(here: Path) -> list[str]:
-    """Processes at work in this folder, and names in shared memory, a moment after the end."""
+    """Processes that run in this folder, and names in shared memory, a moment after the end."""
     for _ in range(40):
         processes = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and str(here) in str((entry / "cwd").readlink()):
-                    processes += [entry.name] if int(entry.name) not in (os.getpid(), *_nurseries()) else []
+                    processes += (
+                        [entry.name] if int(entry.name) not in (os.getpid(), *_fork_servers()) else []
+                    )
             except OSError:
                 continue
         found = processes + [str(path) for path in Path("/dev/shm").glob("*") if _ours(path)]
@@ -77,7 +81,7 @@ def left_behind(here: Path) -> list[str]:
     return found
 
 
-def _nurseries() -> list[int]:
+def _fork_servers() -> list[int]:
     """The fork server stays for the next run of this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return [int(child) for child in children]
@@ -103,7 +107,7 @@ def test_a_fault_ends_the_run(
             out=here / "run",
             quiet=True,
         )
-    seconds = time.time() - struck(here / "run")
+    seconds = time.time() - injected_at(here / "run")
     first, *rest = str(caught.value).splitlines()
     assert re.fullmatch(FAULTS[fault], first), str(caught.value)
     assert re.fullmatch(r"worker 0 was (waiting )?in \w+ [\d,]+.*; it was stopped after .*", rest[-2]), rest
@@ -122,7 +126,7 @@ def test_a_fault_ends_the_run(
     ],
 )
 def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> None:
-    """The signal is the starter's to tell; which worker, at which step and in what, is ours."""
+    """The starter reports the signal; we report the worker, the step and the operation."""
     train = ["-m", "manyhands", "train", "quadratic", "--epochs", "10000", "--timeout", str(TIMEOUT)]
     words = {
         "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "29521", *train],
@@ -143,7 +147,7 @@ def test_a_fault_under_a_starter(fault: str, starter: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_first_rank_dies_under_torchrun(tmp_path: Path) -> None:
-    """Nobody looks after the others then; one of them still says what happened."""
+    """Then no process supervises the others; rank 1 still says what happened."""
     train = ["-m", "manyhands", "train", "quadratic", "--epochs", "10000"]
     words = [BIN / "torchrun", "--nproc-per-node", "3", "--master-port", "29523", *train]
     answer = called(words, tmp_path, **{faults.VARIABLE: "SIGKILL@0:8"})

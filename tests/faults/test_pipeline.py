@@ -1,4 +1,4 @@
-"""Law 5 and law 6 for models in stages: whoever fails is named, and so is what its neighbors waited for."""
+"""Law 5 and law 6 for pipelines: the worker that fails is named, and what its neighbors waited for."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 import manyhands as mh
-from faults.test_matrix import left_behind, struck
+from faults.test_matrix import injected_at, left_behind
 from manyhands.core.errors import WorkerFailedError
 from manyhands.engine.fault_injection import faults
 from manyhands.records.run_folder import RunFolder
 
-KILLED = r"was killed by signal 9 \(SIGKILL, often: out of memory\)"
+KILLED = r"was killed by signal 9 \(SIGKILL, often because memory ran out\)"
 RAISED = r"raised ScriptedError: raised by script at rank \d, step 8"
 HANGS = r"has been hanging for \d[\d.]* s"
-# what happens to whom, what is said of it, and what the neighbor did: the first stage waits for gradients,
-# the last for activations
+# fault: what the message says, in which phase, and what the neighbor waited for: the first stage waits for
+# gradients, the last for activations
 FAULTS = {
     "SIGKILL@0:8:data": (KILLED, "data", "activation"),
     "SIGKILL@0:8": (KILLED, r"\w+ [\d,]+", "activation"),
@@ -59,7 +59,7 @@ def test_a_fault_ends_the_run(fault: str, here: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(faults.VARIABLE, fault)
     with pytest.raises(WorkerFailedError) as caught:
         train(here / "run", epochs=10_000, timeout=TIMEOUT)
-    seconds = time.time() - struck(here / "run")
+    seconds = time.time() - injected_at(here / "run")
     happened, doing, awaited = FAULTS[fault]
     rank = int(fault.partition("@")[2][0])
     first, *rest = str(caught.value).splitlines()
@@ -69,7 +69,7 @@ def test_a_fault_ends_the_run(fault: str, here: Path, monkeypatch: pytest.Monkey
     other = rf"worker {1 - rank} was (waiting )?in {awaited} [\d,]+.*; it was stopped after .*"
     assert re.fullmatch(other, rest[-2]), rest
     assert rest[-1].endswith(f" with: manyhands train --resume {here / 'run'}")
-    assert seconds < 30  # a few, on a quiet machine; not the half hour that a wait may last
+    assert seconds < 30  # a few on a quiet machine, but not the half hour that a wait may last
     assert left_behind(here) == []
 
 

@@ -1,4 +1,4 @@
-"""Ranks that see different files go on from one checkpoint: rank 0's, to the last bit."""
+"""Ranks that see different files resume from one checkpoint, rank 0's, to the last bit."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"strategy": "allreduce", "transport": "torch", "workers": 2},
     "memory": {"strategy": "allreduce", "transport": "shm", "workers": 2},
     "average": {**AVERAGE, "strategy_options": {"every": 2}},
-    "elastic": {**AVERAGE, "strategy_options": {"every": 2, "outer": "elastic"}},  # workers stay apart
+    # workers keep parameters of their own
+    "elastic": {**AVERAGE, "strategy_options": {"every": 2, "outer": "elastic"}},
     "sharded": {"strategy": "sharded", "transport": "torch", "workers": 2},
     "server": {"strategy": "server", "transport": "shm", "workers": 1},
 }
-HOGWILD = {"strategy": "hogwild", "transport": "shm", "workers": 2}  # no two runs of it are alike
+HOGWILD = {"strategy": "hogwild", "transport": "shm", "workers": 2}  # no two runs of it are equal
 
 
 class Begun(NamedTuple):
-    """Two epochs of a run of two ranks, the job to go on, and where that leads if nothing is in the way."""
+    """Two epochs of a run of two ranks, the job that resumes it, and the expected result."""
 
-    job: Job  # one step more, which rank 0's clock ends
+    job: Job  # one more step, then the time limit of rank 0 ends it
     folder: Path
     expected: list[Sat]
 
     def copy(self, to: Path) -> Path:
-        """The run at rank 0, which all tests begin with."""
+        """A copy of the run for rank 0."""
         shutil.copytree(self.folder, to)
         return to
 
-    def apart(self, to: Path, keep: Callable[[int], bool]) -> list[Path]:
-        """Rank 1 finds only some of the steps that rank 0 has."""
+    def split(self, to: Path, keep: Callable[[int], bool]) -> list[Path]:
+        """Folders of two ranks; rank 1 has only some of the checkpoints of rank 0."""
         mine, other = self.copy(to / "mine"), self.copy(to / "other")
         for path in Checkpoints(RunFolder(other).checkpoints, "").paths():
             if not keep(int(path.stem.removeprefix("step-"))):
@@ -72,7 +73,7 @@ def begin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Begun]:
         RunFolder(folder).create()
         spec = resolve(RunSpec.of(**SETTINGS, **rows[name], seconds=1e-6))
         job = Job(spec, folder, resume=True)
-        if name == "allreduce":  # a step a sitting, of one spec
+        if name == "allreduce":  # one step per session, with one spec
             RunFolder(folder).write_spec(spec)
             for _ in range(4):
                 together(job, [folder] * 2)
@@ -88,7 +89,7 @@ def begin(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Begun]:
     return make
 
 
-def same(found: list[Sat], expected: list[Sat]) -> None:
+def check_equal(found: list[Sat], expected: list[Sat]) -> None:
     for rank, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.model.keys() == other.model.keys()
         for name, tensor in other.model.items():
@@ -96,40 +97,42 @@ def same(found: list[Sat], expected: list[Sat]) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_rank_without_any_checkpoint_goes_on_from_rank_0s(
+def test_a_rank_without_a_checkpoint_resumes_from_rank_0s(
     tmp_path: Path, begin: Callable[[str], Begun], strategy: str
 ) -> None:
-    """It began at zero, in silence: each summed gradients of other batches at other parameters."""
+    """It started from zero without a message, and summed gradients of different batches and parameters."""
     begun = begin(strategy)
-    found = together(begun.job, begun.apart(tmp_path, lambda step: False))
-    same(found, begun.expected)
+    found = together(begun.job, begun.split(tmp_path, lambda step: False))
+    check_equal(found, begun.expected)
     assert found[0].steps == begun.expected[0].steps > 4
     assert found[0].resumed == begun.expected[0].resumed >= 1
 
 
-def test_a_rank_with_an_older_checkpoint_goes_on_from_rank_0s(
+def test_a_rank_with_an_older_checkpoint_resumes_from_rank_0s(
     tmp_path: Path, begin: Callable[[str], Begun]
 ) -> None:
-    """One epoch behind: all evaluations fell together, so nothing was noticed."""
+    """One epoch behind: all evaluations happened at the same steps, so nothing was noticed."""
     begun = begin("allreduce")
-    found = together(begun.job, begun.apart(tmp_path, lambda step: step == 2))
-    same(found, begun.expected)
+    found = together(begun.job, begun.split(tmp_path, lambda step: step == 2))
+    check_equal(found, begun.expected)
     assert [each.steps for each in found] == [5, 5]
 
 
-def test_hogwild_workers_go_on_from_rank_0s(tmp_path: Path, begin: Callable[[str], Begun]) -> None:
-    """One that found nothing did not come to where the others wait for it."""
+def test_hogwild_workers_resume_from_rank_0s(tmp_path: Path, begin: Callable[[str], Begun]) -> None:
+    """A worker without a checkpoint did not reach the barrier in which the others waited."""
     begun = begin("hogwild")
-    found = together(begun.job, begun.apart(tmp_path, lambda step: False))
+    found = together(begun.job, begun.split(tmp_path, lambda step: False))
     assert found[0].steps >= 8
     assert found[0].resumed == 1
     for name, tensor in found[0].model.items():
         assert torch.equal(found[1].model[name], tensor), name
 
 
-def test_where_rank_0_has_none_all_begin_at_zero(tmp_path: Path, begin: Callable[[str], Begun]) -> None:
+def test_if_rank_0_has_none_all_start_from_the_beginning(
+    tmp_path: Path, begin: Callable[[str], Begun]
+) -> None:
     begun = begin("allreduce")
-    mine, other = begun.apart(tmp_path, lambda step: True)
+    mine, other = begun.split(tmp_path, lambda step: True)
     shutil.rmtree(mine / "checkpoints")
     found = together(begun.job, [mine, other])
     assert [(each.steps, each.resumed) for each in found] == [(1, 0), (1, 0)]
@@ -142,17 +145,17 @@ def test_another_content_under_the_same_name_does_not_matter(
     tmp_path: Path, begin: Callable[[str], Begun]
 ) -> None:
     begun = begin("allreduce")
-    mine, other = begun.apart(tmp_path, lambda step: True)
+    mine, other = begun.split(tmp_path, lambda step: True)
     written = Checkpoints(RunFolder(other).checkpoints, "").paths()
     shutil.copy(written[0], written[-1])
-    same(together(begun.job, [mine, other]), begun.expected)
+    check_equal(together(begun.job, [mine, other]), begun.expected)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_forged_checkpoint_is_passed_over_by_all(
+def test_a_forged_checkpoint_is_skipped_by_all(
     tmp_path: Path, begin: Callable[[str], Begun], strategy: str
 ) -> None:
-    """With a right checksum, and momentum of another shape, which an optimizer writes beyond."""
+    """With a valid checksum, and momentum of another shape, which an optimizer would write past."""
     begun = begin(strategy)
     folder = begun.copy(tmp_path / "run")
     last = Checkpoints(RunFolder(folder).checkpoints, "").paths()[-1]
@@ -170,7 +173,7 @@ def test_a_forged_checkpoint_is_passed_over_by_all(
 
 
 class Garbling(TransportWrapper):
-    """A transport that changes a bit of what it brings."""
+    """A transport that changes what it receives."""
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         got = self.inner.broadcast(tensor, root)
@@ -183,15 +186,15 @@ def saved() -> Checkpoint:
     return Checkpoint({"model/w": torch.arange(3, dtype=torch.float64)}, {"position": {"step": 7}})
 
 
-def test_a_rank_that_got_something_else_is_named() -> None:
+def test_a_rank_that_received_something_else_is_named() -> None:
     from manyhands.engine.checkpoint.resume import agree
 
     group = ThreadGroup(3, timeout=20, hosts=("a", "b", "c"))
 
     def work(transport: ThreadsTransport) -> Checkpoint | None:
-        line = NullChannel()
-        line.exchange = lambda value: transport._exchange("exchange", value)  # type: ignore[method-assign]
-        info = RankInfo(transport.rank, ("a", "b", "c"), line)
+        channel = NullChannel()
+        channel.exchange = lambda value: transport._exchange("exchange", value)  # type: ignore[method-assign]
+        info = RankInfo(transport.rank, ("a", "b", "c"), channel)
         way = Garbling(transport) if transport.rank == 2 else transport
         return agree(info, way, saved() if transport.rank == 0 else None)
 

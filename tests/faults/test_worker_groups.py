@@ -1,4 +1,4 @@
-"""Several workers as a user runs them: any starter gives the same bits, nothing is lost, nothing is left."""
+"""Several workers as a user runs them: every starter gives the same bits, nothing is lost or left behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from manyhands.runs.train import run
 from manyhands.testing.launchers import left_over
 
 BIN = Path(sys.executable).parent
-SETTINGS = ["digits-mlp", "--epochs", "3", "--batch", "50"]  # 25 a worker, and a ragged end
+SETTINGS = ["digits-mlp", "--epochs", "3", "--batch", "50"]  # 25 per worker, and a smaller last batch
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def last(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def alive(marker: str) -> list[str]:
-    """Command lines of living processes that work in a folder of this name, but for our own fork server."""
+    """Command lines of living processes that run in a folder of this name, without our own fork server."""
     found = []
     ours = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     for entry in Path("/proc").iterdir():
@@ -61,8 +61,8 @@ def alive(marker: str) -> list[str]:
     return found
 
 
-def nobody_stays(marker: str) -> None:
-    """What a process had started leaves soon after it."""
+def check_none_is_left(marker: str) -> None:
+    """The workers of a process end soon after it."""
     for _ in range(100):
         if not alive(marker):
             break
@@ -109,8 +109,8 @@ def train(out: Path, workers: int, **settings: object) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two workers, to be looked at only."""
-    folder = tmp_path_factory.mktemp("gangs") / "two"
+    """A finished run of two workers, which tests only read."""
+    folder = tmp_path_factory.mktemp("groups") / "two"
     train(folder, 2)
     return folder
 
@@ -128,7 +128,7 @@ def test_two_workers_learn_what_one_does(here: Path, two: Path) -> None:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a whole run of three workers and one that was killed without warning."""
+    """A folder with a complete run of three workers, and one that was killed."""
     folder = tmp_path_factory.mktemp("three")
     train(folder / "whole", 3)
     words = ["--workers", "3", "--out", "killed", "--checkpoint-every", "0", "-q"]
@@ -136,13 +136,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints = Checkpoints(folder / "killed/checkpoints", "")
     child.wait_until(lambda: len(checkpoints.paths()) >= 2)
     child.kill()
-    nobody_stays(folder.name)
+    check_none_is_left(folder.name)
     return folder
 
 
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize(("then", "equal"), [(3, True), (2, False), (1, False)])
-def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
+def test_killed_with_three_workers_it_resumes_with_as_many_or_fewer(
     here: Path, killed: Path, then: int, equal: bool
 ) -> None:
     """Law 6: the same samples in the same order; with as many workers the same bits."""
@@ -150,13 +150,13 @@ def test_killed_with_three_workers_it_goes_on_with_as_many_or_fewer(
     shutil.copytree(killed / "killed", here / "killed")
     notices: list[str] = []
 
-    class Hear(Callback):
+    class Notices(Callback):
         def on_notice(self, text: str) -> None:
             notices.append(text)
 
     from manyhands.runs.train import resume_folder
 
-    resumed = resume_folder(here / "killed", {"workers": then}, callbacks=[Hear()])
+    resumed = resume_folder(here / "killed", {"workers": then}, callbacks=[Notices()])
     assert resumed.resumed == 1
     assert any(text.startswith("going on with") and f"workers 3 -> {then}" in text for text in notices) == (
         then != 3
@@ -212,7 +212,7 @@ def test_a_signal_to_the_parent_stops_all_workers_with_a_checkpoint(
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal(here: Path) -> None:
-    """The whole foreground group gets it; one sentence, one code, nobody left."""
+    """The whole foreground group gets it: one message, one exit code, no process left."""
     child = subprocess.Popen(
         [sys.executable, "-m", "manyhands", "train", "quadratic", "--workers", "2", "--epochs", "100000"],
         cwd=here,
@@ -231,7 +231,7 @@ def test_ctrl_c_in_a_terminal(here: Path) -> None:
     assert alive(here.name) == []
 
 
-# A file appears with the first step, and the first step is one that is measured.
+# The first step creates a file, and the first step is part of the measurement.
 MARKED = """
 import torch, manyhands as mh
 from pathlib import Path
@@ -250,24 +250,24 @@ def marked() -> mh.Task:
 
 @pytest.mark.parametrize("words", [["--strategy", "pipeline", "--workers", "2"], ["--workers", "auto"]])
 def test_ctrl_c_while_speeds_are_measured(here: Path, words: list[str]) -> None:
-    """There is no run yet, and none is begun."""
+    """There is no run yet, and none is started."""
     (here / "own.py").write_text(MARKED)
     child = Child("train", "own.py:marked", "--batch", "256", *words, "--out", "run", folder=here)
     child.wait_until((here / "measuring").exists)
     child.send(signal.SIGINT)
     assert child.end() == 130
-    assert child.said == ("error: interrupted by SIGINT while speeds were measured, before the run began\n")
+    assert child.output == ("error: interrupted by SIGINT while speeds were measured, before the run began\n")
     assert not (here / "run").exists()
-    nobody_stays(here.name)
+    check_none_is_left(here.name)
 
 
-def test_the_time_is_over_for_all_at_once(here: Path) -> None:
+def test_the_time_limit_ends_all_workers_at_once(here: Path) -> None:
     record = mh.train("quadratic", workers=3, seconds=0.2, epochs=1_000_000, out=here / "run", quiet=True)
     assert record.status == "finished"
     assert 0.2 <= record.training_seconds < 5
 
 
-def test_divergence_is_said_once(here: Path) -> None:
+def test_divergence_is_reported_once(here: Path) -> None:
     from manyhands.core.errors import DivergedError
 
     with pytest.raises(DivergedError, match=r"^the loss became (nan|inf) at step \d+"):
@@ -278,7 +278,7 @@ def test_divergence_is_said_once(here: Path) -> None:
 
 
 def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Path, two: Path) -> None:
-    """The fork server has torch already; what is compared is a start against a start, in one run."""
+    """The fork server has imported torch already."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     imported = time.perf_counter() - began
@@ -298,10 +298,10 @@ def test_a_second_run_of_one_parent_starts_quicker_than_importing_torch(here: Pa
     assert min(starts) < imported
 
 
-def test_auto_measures_and_says_what_it_takes(
+def test_auto_measures_and_reports_its_choice(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autotune, "SECONDS", 0.2)  # what it says is tested, not how well it measures
+    monkeypatch.setattr(autotune, "SECONDS", 0.2)  # the report is tested, not the quality of the measurement
     record = mh.train("digits-mlp", workers="auto", epochs=1, out=here / "run")
     said = capfd.readouterr().err
     match = re.search(r"^auto: (.*): taking (\d+) workers? x (\d+) threads?$", said, re.MULTILINE)
@@ -337,8 +337,8 @@ def test_json_of_a_run_with_workers(two: Path) -> None:
         assert rank["add_shared"]["bytes"] > 0
 
 
-def test_the_next_run_removes_what_a_killed_one_left_and_says_so(here: Path) -> None:
-    """In the short time in which shared memory has a name, everything may be killed at once."""
+def test_the_next_run_removes_what_a_killed_run_left_and_says_so(here: Path) -> None:
+    """All processes may be killed in the short time during which shared memory has a name."""
     code = (
         "from manyhands.transports.shm import leftovers; import os, signal; "
         "path = leftovers.home() / leftovers.new_name('arena'); path.write_bytes(b'x'); "
@@ -349,10 +349,10 @@ def test_the_next_run_removes_what_a_killed_one_left_and_says_so(here: Path) -> 
     assert left.exists()
     notices: list[str] = []
 
-    class Hear(Callback):
+    class Notices(Callback):
         def on_notice(self, text: str) -> None:
             notices.append(text)
 
-    run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", callbacks=[Hear()])
+    run(RunSpec.of(task="quadratic", epochs=1), out=here / "run", callbacks=[Notices()])
     assert f"removed {left.name}, left behind by a run that was killed" in notices
     assert not left.exists()

@@ -1,4 +1,4 @@
-"""Hand-made tables: what is known of every worker, and the one message that it makes."""
+"""Hand-made states of all workers, and the one message that the diagnosis makes of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from manyhands.core.rank_info import RankStatus
+from manyhands.launchers.control.code_position import CodePosition
 from manyhands.launchers.control.remote_calls import Failure
 from manyhands.launchers.supervision import diagnosis
-from manyhands.launchers.supervision.diagnosis import Blame, CodePosition, Ending, WorkerState
+from manyhands.launchers.supervision.diagnosis import Blame
+from manyhands.launchers.worker_state import ProcessExit, WorkerState, exit_of
 
 BARRIER = RankStatus(1204, "wait", "barrier 2,408", 50)
 OTHER = RankStatus(9, "other", "", 50)
 CHECKPOINT = RankStatus(9, "checkpoint", "", 50)
 MOVING = RankStatus(9, "data", "", 99)
-KILLED = Ending("signal", 9)
+KILLED = ProcessExit("signal", 9)
 TRACE = "Traceback (most recent call last):\n" + "".join(
     f'  File "deep.py", line {n}, in f{n}\n    f{n + 1}()\n' for n in range(20)
 )
@@ -27,15 +29,15 @@ WAITS = CodePosition('  File "transports/shm/transport.py", line 3, in barrier\n
 ASTRAY = CodePosition('  File "faults.py", line 9, in strike\n    sleep()\n', False)
 
 
-def known(rank: int, **about: Any) -> WorkerState:
+def worker(rank: int, **about: Any) -> WorkerState:
     return WorkerState(rank, "gpu-2", 4242 + rank, **about)
 
 
 def test_the_example_of_the_design() -> None:
-    everyone = [known(rank, status=BARRIER) for rank in range(4)]
-    everyone[1] = known(1, status=RankStatus(1204, "backward", "", 49), ending=KILLED, bad_at=1.0)
+    everyone = [worker(rank, status=BARRIER) for rank in range(4)]
+    everyone[1] = worker(1, status=RankStatus(1204, "backward", "", 49), exit=KILLED, failed_at=1.0)
     assert diagnosis.failed(everyone[1], everyone, 1.3) == (
-        "worker 1 of 4 (host gpu-2, pid 4243) was killed by signal 9 (SIGKILL, often: out of memory) "
+        "worker 1 of 4 (host gpu-2, pid 4243) was killed by signal 9 (SIGKILL, often because memory ran out) "
         "at step 1,204, in backward\n"
         "workers 0, 2, 3 were waiting in barrier 2,408; they were stopped after 1.3 s"
     )
@@ -43,9 +45,13 @@ def test_the_example_of_the_design() -> None:
 
 def test_a_traceback_is_shown_from_its_end_and_its_log_named() -> None:
     everyone = [
-        known(0, status=RankStatus(12, "wait", "all_reduce 3", 4)),
-        known(
-            1, status=RankStatus(12, "forward", "", 3), failure=BAD, bad_at=1.0, log=Path("runs/x/rank-1.log")
+        worker(0, status=RankStatus(12, "wait", "all_reduce 3", 4)),
+        worker(
+            1,
+            status=RankStatus(12, "forward", "", 3),
+            failure=BAD,
+            failed_at=1.0,
+            log=Path("runs/x/rank-1.log"),
         ),
     ]
     lines = diagnosis.failed(everyone[1], everyone, 0.72).splitlines()
@@ -65,30 +71,32 @@ def test_a_traceback_is_shown_from_its_end_and_its_log_named() -> None:
 
 
 def test_without_a_log_the_traceback_is_longer() -> None:
-    text = diagnosis.failed(known(0, failure=BAD, bad_at=1.0), [known(0, failure=BAD, bad_at=1.0)], 0.0)
+    text = diagnosis.failed(
+        worker(0, failure=BAD, failed_at=1.0), [worker(0, failure=BAD, failed_at=1.0)], 0.0
+    )
     assert text.startswith("worker 0 of 1 (host gpu-2, pid 4242) raised ValueError: bad thing\n  ")
     assert "in f2" in text
     assert "log" not in text
 
 
 @pytest.mark.parametrize(
-    ("ending", "sentence"),
+    ("how", "sentence"),
     [
-        (Ending("signal", 9), "was killed by signal 9 (SIGKILL, often: out of memory)"),
-        (Ending("signal", 11), "was killed by signal 11 (SIGSEGV, a crash in native code)"),
-        (Ending("signal", 15), "was killed by signal 15 (SIGTERM)"),
-        (Ending("signal", 77), "was killed by signal 77"),
-        (Ending("exit", 3), "ended with exit code 3"),
-        (Ending("lost"), "was lost (its connection closed: killed, crashed or exited)"),
+        (ProcessExit("signal", 9), "was killed by signal 9 (SIGKILL, often because memory ran out)"),
+        (ProcessExit("signal", 11), "was killed by signal 11 (SIGSEGV, a crash in native code)"),
+        (ProcessExit("signal", 15), "was killed by signal 15 (SIGTERM)"),
+        (ProcessExit("signal", 77), "was killed by signal 77"),
+        (ProcessExit("exit", 3), "exited with code 3"),
+        (ProcessExit("lost"), "was lost (its connection closed: killed, crashed or exited)"),
     ],
 )
-def test_endings(ending: Ending, sentence: str) -> None:
-    assert diagnosis.ended(ending) == sentence
+def test_exits(how: ProcessExit, sentence: str) -> None:
+    assert diagnosis.exited(how) == sentence
 
 
 def test_wait_statuses() -> None:
-    assert diagnosis.ending_of(9) == Ending("signal", 9)
-    assert diagnosis.ending_of(3 << 8) == Ending("exit", 3)
+    assert exit_of(9) == ProcessExit("signal", 9)
+    assert exit_of(3 << 8) == ProcessExit("exit", 3)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ def test_wait_statuses() -> None:
             Failure("other", "OutOfMemoryError", "CUDA out of memory. Tried to ...", ""),
             "raised OutOfMemoryError: CUDA out of memory. Tried to ...",
         ),
-        (Failure("exit", "SystemExit", "3", "", code=3), "ended with exit code 3"),
+        (Failure("exit", "SystemExit", "3", "", code=3), "exited with code 3"),
     ],
 )
 def test_raised(failure: Failure, sentence: str) -> None:
@@ -115,17 +123,17 @@ def test_raised(failure: Failure, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("everyone", "rank"),
     [
-        # a death is the cause, although the other noticed it first
-        ([known(0, failure=PEER, bad_at=1.0), known(1, ending=KILLED, bad_at=1.2)], 1),
-        ([known(0, failure=PEER, bad_at=1.0), known(1, failure=BAD, bad_at=1.2)], 1),
-        ([known(0, failure=PEER, bad_at=1.0), known(1, failure=OURS, bad_at=1.2)], 1),
-        # of equals the first
-        ([known(0, failure=BAD, bad_at=1.2), known(1, ending=KILLED, bad_at=1.0)], 1),
-        ([known(0, failure=BAD, bad_at=1.0), known(1, ending=KILLED, bad_at=1.2)], 0),
+        # a death is the cause, although the other worker noticed it first
+        ([worker(0, failure=PEER, failed_at=1.0), worker(1, exit=KILLED, failed_at=1.2)], 1),
+        ([worker(0, failure=PEER, failed_at=1.0), worker(1, failure=BAD, failed_at=1.2)], 1),
+        ([worker(0, failure=PEER, failed_at=1.0), worker(1, failure=OURS, failed_at=1.2)], 1),
+        # otherwise the first
+        ([worker(0, failure=BAD, failed_at=1.2), worker(1, exit=KILLED, failed_at=1.0)], 1),
+        ([worker(0, failure=BAD, failed_at=1.0), worker(1, exit=KILLED, failed_at=1.2)], 0),
         # our own errors by rank
-        ([known(0, failure=OURS, bad_at=1.2), known(1, failure=OURS, bad_at=1.0)], 0),
-        # a consequence is better than nothing
-        ([known(0), known(1, failure=PEER, bad_at=1.0)], 1),
+        ([worker(0, failure=OURS, failed_at=1.2), worker(1, failure=OURS, failed_at=1.0)], 0),
+        # a consequence, if there is nothing else
+        ([worker(0), worker(1, failure=PEER, failed_at=1.0)], 1),
     ],
 )
 def test_the_first_cause(everyone: list[WorkerState], rank: int) -> None:
@@ -140,127 +148,131 @@ BACKWARD = RankStatus(120, "backward", "", 3)
     ("about", "arguments", "sentence"),
     [
         (
-            {"status": BACKWARD, "ending": KILLED},
+            {"status": BACKWARD, "exit": KILLED},
             (),
-            "was killed by signal 9 (SIGKILL, often: out of memory) at step 120, in backward; "
-            "the others go on",
+            "was killed by signal 9 (SIGKILL, often because memory ran out) at step 120, in backward; "
+            "the others continue",
         ),
         (
-            {"status": BACKWARD, "ending": Ending("exit", 3)},
+            {"status": BACKWARD, "exit": ProcessExit("exit", 3)},
             (None, (1, 2)),
-            "ended with exit code 3 at step 120, in backward; a new one takes its place (1 of 2)",
+            "exited with code 3 at step 120, in backward; a new worker replaces it (replacement 1 of 2)",
         ),
         (
-            {"joins": True, "began": False, "ending": Ending("exit", 70)},
+            {"is_replacement": True, "connected": False, "exit": ProcessExit("exit", 70)},
             (None, (2, 2)),
-            "ended with exit code 70 before it began; a new one takes its place (2 of 2)",
+            "exited with code 70 before it started; a new worker replaces it (replacement 2 of 2)",
         ),
         (
-            {"status": BACKWARD, "still": 12.0, "silent": 12.4, "stopped": True},
+            {"status": BACKWARD, "stalled_for": 12.0, "silent_for": 12.4, "stopped": True},
             ("silent",),
             "has been stopped (SIGSTOP) for 12 s at step 120, in backward; "
-            "it was killed and the others go on",
+            "it was killed, and the others continue",
         ),
         (
-            {"status": BACKWARD, "still": 12.0, "silent": 12.4},
+            {"status": BACKWARD, "stalled_for": 12.0, "silent_for": 12.4},
             ("silent", (1, 1)),
-            "has not answered for 12 s at step 120, in backward; "
-            "it was killed and a new one takes its place (1 of 1)",
+            "has not responded for 12 s at step 120, in backward; "
+            "it was killed, and a new worker replaces it (replacement 1 of 1)",
         ),
     ],
 )
 def test_the_sentence_about_a_loss(about: dict[str, Any], arguments: tuple[Any, ...], sentence: str) -> None:
-    assert diagnosis.loss(known(2, **about), 3, *arguments) == (f"{WORKER_2} {sentence}", [])
+    assert diagnosis.loss(worker(2, **about), 3, *arguments) == (f"{WORKER_2} {sentence}", [])
 
 
-def test_what_is_left_of_one_that_was_lost() -> None:
-    """The end of its traceback, its words, or where it stood."""
+def test_the_details_about_a_loss() -> None:
+    """The end of its traceback, its log, or its stack."""
     log = Path("runs/x/rank-2.log")
-    sentence, details = diagnosis.loss(known(2, status=BACKWARD, failure=BAD, log=log), 3)
-    assert sentence == f"{WORKER_2} raised ValueError: bad thing at step 120, in backward; the others go on"
+    sentence, details = diagnosis.loss(worker(2, status=BACKWARD, failure=BAD, log=log), 3)
+    assert (
+        sentence == f"{WORKER_2} raised ValueError: bad thing at step 120, in backward; the others continue"
+    )
     assert details[-2:] == ["  ValueError: bad thing", "the whole traceback is in runs/x/rank-2.log"]
     assert len(details) == diagnosis.TRACE_LINES + 1
-    assert diagnosis.loss(known(2, ending=KILLED, log=log), 3).details == []
-    assert diagnosis.loss(known(2, ending=KILLED, log=log, wrote=True), 3).details == [
-        "what it wrote is in runs/x/rank-2.log"
+    assert diagnosis.loss(worker(2, exit=KILLED, log=log), 3).details == []
+    assert diagnosis.loss(worker(2, exit=KILLED, log=log, has_output=True), 3).details == [
+        "its output is in runs/x/rank-2.log"
     ]
-    sentence, details = diagnosis.loss(known(2, status=BACKWARD, still=12.0, position=ASTRAY), 3, "busy")
+    sentence, details = diagnosis.loss(
+        worker(2, status=BACKWARD, stalled_for=12.0, position=ASTRAY), 3, "busy"
+    )
     assert sentence == (
-        f"{WORKER_2} has been hanging for 12 s at step 120, in backward; it was killed and the others go on"
+        f"{WORKER_2} has been hanging for 12 s at step 120, in backward; "
+        "it was killed, and the others continue"
     )
     assert details == [
-        "it was here:",
+        "its stack (innermost frame last):",
         '    File "faults.py", line 9, in strike',
         "      sleep()",
     ]
 
 
-def test_who_was_lost_before_is_not_among_the_others() -> None:
-    everyone = [known(rank, status=BARRIER) for rank in range(4)]
+def test_a_worker_lost_before_is_not_among_the_others() -> None:
+    everyone = [worker(rank, status=BARRIER) for rank in range(4)]
     everyone[3].lost = True
-    everyone[1] = known(1, status=BACKWARD, ending=KILLED, bad_at=1.0)
+    everyone[1] = worker(1, status=BACKWARD, exit=KILLED, failed_at=1.0)
     assert diagnosis.failed(everyone[1], everyone, 1.3).splitlines()[-1] == (
-        "workers 0, 2 were waiting in barrier 2,408; they were stopped after 1.3 s; "
-        "worker 3 had been lost before"
+        "workers 0, 2 were waiting in barrier 2,408; they were stopped after 1.3 s; worker 3 was lost before"
     )
 
 
 def waiting(rank: int, **about: Any) -> WorkerState:
-    settings = {"status": BARRIER, "still": 12.0, "position": WAITS, **about}
-    return known(rank, **settings)
+    settings = {"status": BARRIER, "stalled_for": 12.0, "position": WAITS, **about}
+    return worker(rank, **settings)
 
 
 @pytest.mark.parametrize(
     ("everyone", "found"),
     [
-        # who does not answer
+        # does not respond
         ([waiting(0), waiting(1, position=None), waiting(2)], Blame((1,), "silent")),
-        # who is not in a phase that waits
+        # is not in a phase that waits
         ([waiting(0), waiting(1, status=RankStatus(9, "data"), position=ASTRAY)], Blame((1,), "busy")),
-        # who waits in a phase of which that could not be known is not to blame
+        # a worker that waits in a phase that does not say so is not to blame
         ([waiting(0, status=OTHER, position=ASTRAY), waiting(1, status=CHECKPOINT)], Blame((0,), "busy")),
-        # who is in such a phase, but stands somewhere else
+        # is in a phase that waits, but its code is somewhere else
         ([waiting(0, position=ASTRAY), waiting(1)], Blame((0,), "astray")),
-        # who is behind
+        # is behind
         ([waiting(0), waiting(1, status=BARRIER._replace(moves=49))], Blame((1,), "behind")),
-        ([waiting(0), waiting(1)], Blame((), "nobody")),
+        ([waiting(0), waiting(1)], Blame((), "deadlock")),
         # silence is worse than being busy
         ([waiting(0, position=None), waiting(1, position=ASTRAY)], Blame((0,), "silent")),
-        # who has moved lately is in order, and who has returned too
+        # a worker that has made progress lately is not to blame, nor is one that has returned
         (
-            [waiting(0, status=RankStatus(9, "data", "", 99), still=0.1), waiting(1, position=ASTRAY)],
+            [waiting(0, status=RankStatus(9, "data", "", 99), stalled_for=0.1), waiting(1, position=ASTRAY)],
             Blame((1,), "astray"),
         ),
-        ([waiting(0, returned=True, position=None), waiting(1)], Blame((), "nobody")),
-        # who was lost keeps nobody waiting
+        ([waiting(0, returned=True, position=None), waiting(1)], Blame((), "deadlock")),
+        # a lost worker keeps no other waiting
         ([waiting(0, lost=True, position=None), waiting(1, position=ASTRAY)], Blame((1,), "astray")),
-        # who never said anything cannot be judged
-        ([known(0), waiting(1)], Blame((), "nobody")),
+        # a worker that never sent a status cannot be judged
+        ([worker(0), waiting(1)], Blame((), "deadlock")),
     ],
 )
-def test_who_is_to_blame_for_a_hang(everyone: list[WorkerState], found: Blame) -> None:
+def test_the_blame_for_a_hang(everyone: list[WorkerState], found: Blame) -> None:
     assert diagnosis.blame(everyone) == found
 
 
-def test_a_hang_says_where_it_stands() -> None:
+def test_a_hang_shows_the_stack() -> None:
     everyone = [waiting(0), waiting(1, status=RankStatus(5, "data", "", 1), position=ASTRAY)]
     assert diagnosis.hung(Blame((1,), "busy"), everyone, 0.04) == (
         "worker 1 of 2 (host gpu-2, pid 4243) has been hanging for 12 s at step 5, in data\n"
-        "it is here:\n"
+        "its stack (innermost frame last):\n"
         '    File "faults.py", line 9, in strike\n'
         "      sleep()\n"
         "worker 0 was waiting in barrier 2,408; it was stopped after 40 ms"
     )
 
 
-def test_one_that_does_not_answer() -> None:
+def test_a_worker_that_does_not_respond() -> None:
     everyone = [
         waiting(0),
-        waiting(1, position=None, silent=13.0),
+        waiting(1, position=None, silent_for=13.0),
         waiting(2, status=RankStatus(5, "forward")),
     ]
     assert diagnosis.hung(Blame((1,), "silent"), everyone, 1.0) == (
-        "worker 1 of 3 (host gpu-2, pid 4243) has not answered for 13 s at step 1,204, in barrier 2,408\n"
+        "worker 1 of 3 (host gpu-2, pid 4243) has not responded for 13 s at step 1,204, in barrier 2,408\n"
         "worker 0 was waiting in barrier 2,408; worker 2 was in forward at step 5; "
         "they were stopped after 1.0 s"
     )
@@ -269,41 +281,41 @@ def test_one_that_does_not_answer() -> None:
 
 
 def test_all_wait_for_each_other() -> None:
-    text = diagnosis.hung(Blame((), "nobody"), [waiting(0), waiting(1), waiting(2)], 0.5)
-    assert text.splitlines()[0] == "all workers are waiting in barrier 2,408: none of them has moved for 12 s"
-    assert text.splitlines()[-1] == "they were stopped after 0.5 s"
+    text = diagnosis.hung(Blame((), "deadlock"), [waiting(0), waiting(1), waiting(2)], 0.5)
+    assert text.splitlines()[0] == "all workers are waiting in barrier 2,408; none has made progress for 12 s"
+    assert text.splitlines()[-1] == "workers 0, 1, 2 were stopped after 0.5 s"
 
 
-def test_some_wait_for_one_that_has_returned() -> None:
-    text = diagnosis.hung(Blame((), "nobody"), [waiting(0, returned=True), waiting(1)], 0.5)
+def test_some_wait_for_a_worker_that_has_returned() -> None:
+    text = diagnosis.hung(Blame((), "deadlock"), [waiting(0, returned=True), waiting(1)], 0.5)
     lines = text.splitlines()
-    assert lines[0] == "worker 1 is waiting in barrier 2,408: none of them has moved for 12 s"
-    assert lines[-1] == "worker 0 had returned; it was stopped after 0.5 s"
+    assert lines[0] == "worker 1 is waiting in barrier 2,408; none has made progress for 12 s"
+    assert lines[-1] == "worker 0 had returned; worker 1 was stopped after 0.5 s"
 
 
-def test_many_workers_are_written_short() -> None:
-    everyone = [known(rank, status=BARRIER) for rank in range(64)]
-    everyone[5].ending, everyone[5].bad_at = KILLED, 1.0
+def test_many_workers_are_written_as_ranges() -> None:
+    everyone = [worker(rank, status=BARRIER) for rank in range(64)]
+    everyone[5].exit, everyone[5].failed_at = KILLED, 1.0
     last = diagnosis.failed(everyone[5], everyone, 2.0).splitlines()[-1]
     assert last == "workers 0-4, 6-63 were waiting in barrier 2,408; they were stopped after 2.0 s"
 
 
-def test_workers_that_say_nothing() -> None:
-    everyone = [known(0), known(1, ending=KILLED, bad_at=1.0), known(2)]
+def test_workers_that_send_no_status() -> None:
+    everyone = [worker(0), worker(1, exit=KILLED, failed_at=1.0), worker(2)]
     first, last = diagnosis.failed(everyone[1], everyone, 0.6).splitlines()
-    assert first.endswith("(SIGKILL, often: out of memory)")
+    assert first.endswith("(SIGKILL, often because memory ran out)")
     assert last == "workers 0, 2 were stopped after 0.6 s"
     assert diagnosis.missing([1, 2], 4, 60, "; hint") == "workers 1, 2 of 4 did not start within 1 min; hint"
 
 
-def test_one_that_died_before_it_began() -> None:
-    one = known(0, ending=Ending("exit", 70), bad_at=1.0, began=False)
-    assert diagnosis.failed(one, [one], 0.1).endswith("ended with exit code 70 before it began")
+def test_a_worker_that_died_before_it_started() -> None:
+    one = worker(0, exit=ProcessExit("exit", 70), failed_at=1.0, connected=False)
+    assert diagnosis.failed(one, [one], 0.1).endswith("exited with code 70 before it started")
 
 
-def test_who_noticed_a_death_was_waiting() -> None:
-    """Its error has ended the phase in which it waited: the operation is what tells."""
-    dead = known(1, ending=KILLED, bad_at=1.0)
-    noticed = known(0, failure=PEER, bad_at=1.1, status=RankStatus(20, "other", "barrier 43", 5))
+def test_a_worker_that_noticed_a_death_was_waiting() -> None:
+    """Its error has ended the phase in which it waited: the operation shows it."""
+    dead = worker(1, exit=KILLED, failed_at=1.0)
+    noticed = worker(0, failure=PEER, failed_at=1.1, status=RankStatus(20, "other", "barrier 43", 5))
     last = diagnosis.failed(dead, [noticed, dead], 0.1).splitlines()[-1]
     assert last == "worker 0 was waiting in barrier 43; it was stopped after 0.1 s"

@@ -1,4 +1,4 @@
-"""Workers that somebody else has started: by hand with torchrun's variables, and by a real mpirun."""
+"""Workers that another program started: by hand with torchrun's variables, and by a real mpirun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manyhands.core.errors import UsageError
 from manyhands.launchers.env.launcher import EnvLauncher
 from manyhands.launchers.mpi import find_mpirun, for_mpirun
 
-SCRIPT = Path(__file__).with_name("started.py")
+SCRIPT = Path(__file__).with_name("env_script.py")
 
 
 def free_port() -> int:
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 class Outcome:
-    """What the ranks answered, by rank."""
+    """Output and exit codes by rank."""
 
     def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
         answers = [process.communicate(timeout=60) for process in processes]
@@ -43,12 +43,13 @@ class Outcome:
 
 
 def start(what: str, size: int, port: int | None = None, ranks: Sequence[int] | None = None) -> Outcome:
-    """What torchrun would do, without the second that importing torch takes."""
+    """Start ranks as torchrun does, without the second that importing torch takes."""
     port = port or free_port()
     processes = []
     for rank in range(size) if ranks is None else ranks:
         given = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port - 1}  # the hub is one above
+        # the port of the control server is one above MASTER_PORT
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port - 1}
         environ = {**os.environ, **{name: str(value) for name, value in (given | master).items()}}
         command = [sys.executable, str(SCRIPT), what, str(size)]
         processes.append(
@@ -65,10 +66,10 @@ def test_every_rank_gets_all_results_of_the_leaders_call(size: int) -> None:
         assert value["leads"] == (rank == 0)
         assert value["first"] == expected
         assert value["second"] == [exchanged] * size
-        assert value["heard"] == (100 * size if rank == 0 else 0)
+        assert value["messages"] == (100 * size if rank == 0 else 0)
 
 
-def test_followers_run_the_leaders_trials() -> None:
+def test_followers_run_the_calls_of_the_leaders_executor() -> None:
     for rank, value in enumerate(start("executor", 3).values()):
         assert value["squares"] == ([0, 1, 4, 9, 16, 25] if rank == 0 else [])
         assert value["then"] == [[0, 3, 1], [1, 3, 2], [2, 3, 3]]
@@ -95,7 +96,7 @@ def test_a_worker_that_raises_is_named_by_the_leader_alone() -> None:
     assert done.err[1] == ""
 
 
-def test_our_own_errors_and_their_exit_codes_are_everybodys() -> None:
+def test_our_own_errors_give_all_ranks_the_same_exit_code() -> None:
     done = start("misuse", 2)
     assert done.codes == [2, 2]
     assert done.err == ["UsageError: there is no task of that name\n", ""]
@@ -109,11 +110,11 @@ def test_a_hang_ends_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "deed"),
+    ("how", "happened"),
     [("raise", "raised ValueError: rank 2 fails on purpose"), ("SIGKILL", r"was lost \(.*\)")],
 )
-def test_one_that_is_spare_may_be_lost(how: str, deed: str) -> None:
-    """As far as the starter allows; one that raised is there to the end and gets the results, too."""
+def test_an_expendable_worker_may_be_lost(how: str, happened: str) -> None:
+    """If the starter allows it; a worker that raised stays until the end and gets the results, too."""
     done = start(f"lose {how}", 3)
     assert done.codes == [0, 0, -signal.SIGKILL if how == "SIGKILL" else 0]
     values = [json.loads(out) for out in done.out if out]
@@ -121,11 +122,12 @@ def test_one_that_is_spare_may_be_lost(how: str, deed: str) -> None:
     assert len(values) == 3 - (how == "SIGKILL")
     (sentence,) = values[0]["lost"]
     assert re.fullmatch(
-        rf"worker 2 of 3 \(host \S+, pid \d+\) {deed} at step 120, in backward; the others go on", sentence
+        rf"worker 2 of 3 \(host \S+, pid \d+\) {happened} at step 120, in backward; the others continue",
+        sentence,
     )
 
 
-def test_when_the_leader_dies_rank_1_speaks() -> None:
+def test_when_the_leader_dies_rank_1_prints_the_message() -> None:
     done = start("leader", 3)
     assert done.codes == [-signal.SIGKILL, 1, 1]
     assert re.fullmatch(
@@ -136,10 +138,10 @@ def test_when_the_leader_dies_rank_1_speaks() -> None:
     assert done.err[2] == ""
 
 
-def test_workers_that_never_come(tmp_path: Path) -> None:
+def test_workers_that_never_connect(tmp_path: Path) -> None:
     port = free_port()
     environ = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MANYHANDS_PORT": str(port)}
-    code = "from manyhands.launchers.env.launcher import EnvLauncher as E; E(gather=0.3).launch(print, 3)"
+    code = "from manyhands.launchers.env.launcher import EnvLauncher as E; E(timeout=0.3).launch(print, 3)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""},
@@ -148,9 +150,9 @@ def test_workers_that_never_come(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    note = tmp_path / f"manyhands-{os.getuid()}" / f"manyhands-__127.0.0.1_{port}.json"
+    file = tmp_path / f"manyhands-{os.getuid()}" / f"manyhands-__127.0.0.1_{port}.json"
     assert done.stderr.splitlines()[-1].endswith(
-        f"workers 1, 2 of 3 did not start within 0.3 s; they look for {note}"
+        f"workers 1, 2 of 3 did not start within 0.3 s; they look for {file}"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -158,21 +160,21 @@ def test_workers_that_never_come(tmp_path: Path) -> None:
 def test_the_number_of_workers_is_the_starters(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match=r"^launcher env is for workers that torchrun \(RANK, .*is not one"):
+    with pytest.raises(UsageError, match=r"^launcher env needs a process that torchrun \(RANK, .*is not one"):
         EnvLauncher()
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MANYHANDS_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=r"^torchrun has started 2 workers, not 4$"):
+    with pytest.raises(UsageError, match=r"^torchrun started 2 workers, not 4$"):
         EnvLauncher().launch(print, 4)
 
 
 @pytest.mark.parametrize("what", ["results", "SIGKILL", "fail"])
 def test_under_mpirun(what: str, tmp_path: Path) -> None:
-    """It kills everybody a quarter of a second after one has died: the leader must have spoken by then."""
+    """It kills all ranks a quarter second after one has died: the leader must have printed its message."""
     command = [find_mpirun(), "-n", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     environ = for_mpirun({**os.environ, "TMPDIR": str(tmp_path)})
     before = set(Path(tempfile.gettempdir()).glob("manyhands-*"))
-    begun = time.monotonic()
+    started = time.monotonic()
     done = subprocess.run(
         [*command, sys.executable, str(SCRIPT), what, "2"],
         env=environ,
@@ -181,7 +183,7 @@ def test_under_mpirun(what: str, tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     if what == "results":
         values = [json.loads(line) for line in done.stdout.splitlines()]
         assert [value["first"] for value in values] == [[["mine", 0, 40], ["mine", 1, 40]]] * 2
@@ -193,12 +195,12 @@ def test_under_mpirun(what: str, tmp_path: Path) -> None:
     assert set(Path(tempfile.gettempdir()).glob("manyhands-*")) <= before
 
 
-def test_under_mpirun_that_does_not_say_who_is_on_which_host() -> None:
-    """Then MPI itself carries address and key, and says that all are here: nothing is opened for others."""
+def test_under_an_mpirun_that_does_not_give_the_local_size() -> None:
+    """Then MPI broadcasts address and key, and all ranks turn out to be here: nothing listens for others."""
     command = [find_mpirun(), "-n", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    unsaid = ["env", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE", sys.executable, str(SCRIPT), "results", "2"]
+    without_it = ["env", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE", sys.executable, str(SCRIPT), "results", "2"]
     done = subprocess.run(
-        [*command, *unsaid],
+        [*command, *without_it],
         env=for_mpirun(dict(os.environ)),
         capture_output=True,
         text=True,

@@ -41,10 +41,10 @@ class TestEnvAlone(LauncherSuite):
 
     @pytest.fixture(autouse=True)
     def _torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-        for name, value in found.items():
+        variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(launcher, "_leading", None)
+        monkeypatch.setattr(launcher, "_the_leader", None)
 
     def launcher(self) -> Launcher:
         return EnvLauncher()

@@ -1,4 +1,4 @@
-"""Under which starter a process runs: a table of environments; and the note that ranks of one host find."""
+"""Which program started a process, by its environment; and the file by which ranks of one host connect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.doors import listening
+from launchers.listening import listening
 from launchers.test_env import free_port
 from manyhands.core import addresses
 from manyhands.core.errors import ManyhandsError, UsageError
@@ -18,7 +18,7 @@ from manyhands.launchers.env import rendezvous
 from manyhands.launchers.env.follower import EnvFollower
 from manyhands.launchers.env.launcher import EnvLauncher
 from manyhands.launchers.env.leader import EnvLeader
-from manyhands.launchers.env.rendezvous import StarterInfo, detect, nodes
+from manyhands.launchers.env.rendezvous import ClusterEnvironment, detect, nodes
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -44,37 +44,37 @@ SRUN = {
     [
         ({}, None),
         ({"PATH": "/bin", "RANK": "0"}, None),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, None),  # as our own workers have it: nowhere to meet
-        (TORCHRUN | MASTER, StarterInfo("torchrun", 3, 4, 1, 2, "::10.0.0.1:29501", "10.0.0.1:29501")),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, None),  # as our own workers have it: no address
+        (TORCHRUN | MASTER, ClusterEnvironment("torchrun", 3, 4, 1, 2, "::10.0.0.1:29501", "10.0.0.1:29501")),
         (
             {"RANK": "0", "WORLD_SIZE": "1", **MASTER, "TORCHELASTIC_RUN_ID": "x"},
-            StarterInfo("torchrun", 0, 1, 0, 0, "x::10.0.0.1:29501", "10.0.0.1:29501"),
+            ClusterEnvironment("torchrun", 0, 1, 0, 0, "x::10.0.0.1:29501", "10.0.0.1:29501"),
         ),
         (
             {**TORCHRUN, "MANYHANDS_PORT": "40000"},
-            StarterInfo("torchrun", 3, 4, 1, 2, "::127.0.0.1:40000", "127.0.0.1:40000"),
+            ClusterEnvironment("torchrun", 3, 4, 1, 2, "::127.0.0.1:40000", "127.0.0.1:40000"),
         ),
         (
             TORCHRUN | MASTER | {"MANYHANDS_PORT": "40000"},
-            StarterInfo("torchrun", 3, 4, 1, 2, "::10.0.0.1:40000", "10.0.0.1:40000"),
+            ClusterEnvironment("torchrun", 3, 4, 1, 2, "::10.0.0.1:40000", "10.0.0.1:40000"),
         ),
-        (OPEN_MPI, StarterInfo("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
-        (SBATCH | OPEN_MPI, StarterInfo("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
+        (OPEN_MPI, ClusterEnvironment("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
+        (SBATCH | OPEN_MPI, ClusterEnvironment("mpirun", 1, 2, 1, 2, "prterun-vm-25934@1")),
         (
             {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"},
-            StarterInfo("mpirun", 1, 4, 1, 4, ""),
+            ClusterEnvironment("mpirun", 1, 4, 1, 4, ""),
         ),
-        (SBATCH, None),  # the shell of a batch job, however many tasks it may start
+        (SBATCH, None),  # the shell of a batch job, whatever its number of tasks
         (SBATCH | {"SLURM_STEP_NUM_TASKS": "1"}, None),
-        (SRUN | {"MANYHANDS_PORT": "9"}, StarterInfo("slurm", 7, 8, 3, 0, "slurm-77.0", "n1:9")),
+        (SRUN | {"MANYHANDS_PORT": "9"}, ClusterEnvironment("slurm", 7, 8, 3, 0, "slurm-77.0", "n1:9")),
         (
             SRUN | {"MANYHANDS_PORT": "9", "MASTER_ADDR": "ib1"},
-            StarterInfo("slurm", 7, 8, 3, 0, "slurm-77.0", "ib1:9"),
+            ClusterEnvironment("slurm", 7, 8, 3, 0, "slurm-77.0", "ib1:9"),
         ),
-        (SRUN | {"SLURM_STEP_NODELIST": "n1"}, StarterInfo("slurm", 7, 8, 3, 8, "slurm-77.0", "")),
+        (SRUN | {"SLURM_STEP_NODELIST": "n1"}, ClusterEnvironment("slurm", 7, 8, 3, 8, "slurm-77.0", "")),
     ],
 )
-def test_starters(environ: dict[str, str], found: StarterInfo | None) -> None:
+def test_starters(environ: dict[str, str], found: ClusterEnvironment | None) -> None:
     assert detect(environ) == found
 
 
@@ -85,7 +85,7 @@ def test_slurm_ports_differ_by_job() -> None:
     assert all(20_000 <= number < 30_000 for number in numbers)
 
 
-def test_an_environment_that_makes_no_sense() -> None:
+def test_a_variable_that_is_not_a_number() -> None:
     with pytest.raises(UsageError, match=r"^RANK='first' in the environment is not a number$"):
         detect({"RANK": "first", "WORLD_SIZE": "2", **MASTER})
 
@@ -115,23 +115,20 @@ def test_node_lists(text: str, hosts: list[str]) -> None:
         ("node1:1", False),
     ],
 )
-def test_a_loopback_address_is_no_way_to_other_hosts(address: str, here: bool) -> None:
-    """Whatever is told of the number of workers: two torchruns on one host are as private as one."""
-    assert StarterInfo("torchrun", 0, 2, 0, 1, "job", address).meets_here == here
-    assert StarterInfo("torchrun", 0, 2, 0, 2, "job", address).meets_here
-    assert not StarterInfo("mpirun", 0, 2, 0, 0, "job").meets_here
+def test_a_loopback_address_leads_to_no_other_host(address: str, here: bool) -> None:
+    """Whatever the number of workers: two torchruns on one host are as private as one."""
+    assert ClusterEnvironment("torchrun", 0, 2, 0, 1, "job", address).meets_here == here
+    assert ClusterEnvironment("torchrun", 0, 2, 0, 2, "job", address).meets_here
+    assert not ClusterEnvironment("mpirun", 0, 2, 0, 0, "job").meets_here
 
 
 def test_between_hosts_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D1: what all ranks know anyway is none; before anything listens, and at every rank."""
+    """D1: what all users can know is no secret; checked before anything listens, and at every rank."""
     for name, value in {**TORCHRUN, **MASTER}.items():
         monkeypatch.setenv(name, value)
-    how = (
-        r"set it to the same on every host \(python -c 'import secrets; print\(secrets.token_hex\(32\)\)'\)$"
-    )
-    need = (
-        r"^workers on several hosts know each other by a secret of 16 characters or more, and MANYHANDS_KEY "
-    )
+    command = r"\(python -c 'import secrets; print\(secrets.token_hex\(32\)\)'\)"
+    how = f"set it to the same value on every host {command}$"
+    need = r"^workers on several hosts need a shared secret of at least 16 characters, and MANYHANDS_KEY "
     for rank in ("0", "3"):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.delenv("MANYHANDS_KEY", raising=False)
@@ -146,73 +143,71 @@ def test_between_hosts_a_secret_is_needed(monkeypatch: pytest.MonkeyPatch) -> No
     assert keys[0] == keys[1] != keys[2]
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.delenv("MANYHANDS_KEY")
-    assert EnvLauncher()  # nobody to meet
+    assert EnvLauncher()  # no other rank
 
 
-def test_a_note_is_for_its_user_only(tmp_path: Path) -> None:
-    path, elsewhere = tmp_path / "note", tmp_path / "elsewhere"
-    assert rendezvous.read_note(path) is None
-    rendezvous.leave_note(path, "@here", b"key")
+def test_a_rendezvous_file_is_for_its_user_only(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "file", tmp_path / "elsewhere"
+    assert rendezvous.read_file(path) is None
+    rendezvous.write_file(path, "@here", b"key")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert rendezvous.read_note(path) == ("@here", b"key")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["note"]
+    assert rendezvous.read_file(path) == ("@here", b"key")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     path.chmod(0o666)
-    assert rendezvous.read_note(path) is None  # anybody may have written it
+    assert rendezvous.read_file(path) is None  # any user may have written it
     path.chmod(0o600)
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
-    assert rendezvous.read_note(path) is None  # anybody may have put it there
+    assert rendezvous.read_file(path) is None  # any user may have put it there
     path.unlink()
     for text in ("{}", "[]", '{"address": "@here", "key": 3}', "x"):
         path.write_text(text)
         path.chmod(0o600)
-        assert rendezvous.read_note(path) is None
+        assert rendezvous.read_file(path) is None
 
 
 @pytest.fixture
 def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder, and no session's own."""
+    """The temporary folder, without a folder of the login session."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
-JOB = StarterInfo("torchrun", 0, 2, 0, 2, "none:0:127.0.0.1:29501", "127.0.0.1:29501")
+JOB = ClusterEnvironment("torchrun", 0, 2, 0, 2, "none:0:127.0.0.1:29501", "127.0.0.1:29501")
 
 
-def test_notes_lie_where_nobody_else_looks(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = rendezvous.invite(JOB, "@here", b"key")
+def test_rendezvous_files_are_in_a_private_folder(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rendezvous.write_rendezvous(JOB, "@here", b"key")
     assert path.parent == temp / f"manyhands-{os.getuid()}"
     assert path.parent.stat().st_mode & 0o777 == 0o700
     path.parent.chmod(0o777)
-    assert rendezvous.meeting_file(JOB) == path
+    assert rendezvous.rendezvous_file(JOB) == path
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    rendezvous.remove_note(path, "@another leader's")
+    rendezvous.remove_file(path, "@another leader's")
     assert path.exists()
-    rendezvous.remove_note(path, "@here")
+    rendezvous.remove_file(path, "@here")
     assert list(temp.iterdir()) == []
     session = temp / "session"
     session.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
-    path = rendezvous.invite(JOB, "@here", b"key")
+    path = rendezvous.write_rendezvous(JOB, "@here", b"key")
     assert path.parent == session
-    rendezvous.remove_note(path, "@here")
+    rendezvous.remove_file(path, "@here")
     assert list(session.iterdir()) == []
     session.chmod(0o755)
-    assert rendezvous.meeting_file(JOB).parent != session  # not private, whatever it is called
+    assert rendezvous.rendezvous_file(JOB).parent != session  # not private, whatever it is called
 
 
-def test_a_folder_that_another_user_made_first_is_not_believed(
+def test_a_folder_that_another_user_made_first_is_refused(
     temp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody can take a name in /tmp: the run says so at once, at every rank, and does not wait."""
+    """Any user can create any name in /tmp: every rank says so at once, and does not wait."""
     user = os.getuid() + 1
     folder = temp / f"manyhands-{user}"
     folder.mkdir()
     monkeypatch.setattr(rendezvous.os, "getuid", lambda: user)
-    sentence = (
-        rf"^workers cannot meet in private: {folder} is not a folder of this user .*set TMPDIR to a folder"
-    )
+    sentence = rf"^workers cannot find each other safely: {folder} is not a folder of this user .*set TMPDIR"
     for act in (lambda: EnvLeader(JOB), lambda: EnvFollower(JOB._replace(rank=1), 60)):
         with pytest.raises(UsageError, match=sentence):
             act()
@@ -222,19 +217,19 @@ def test_a_folder_that_another_user_made_first_is_not_believed(
         EnvLeader(JOB)
 
 
-def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
-    """torchrun's job ids repeat: a worker that is early finds the old note, and reads again later."""
+def test_a_file_that_a_killed_run_left_is_harmless(temp: Path) -> None:
+    """torchrun's job ids repeat: a worker that is early finds the old file, and reads it again later."""
     squatter = socket.socket(socket.AF_UNIX)
     squatter.bind(f"\0manyhands-stale-{os.getpid()}")
     squatter.listen()
     squatter.settimeout(5)
-    path = rendezvous.meeting_file(JOB)
-    rendezvous.leave_note(path, f"@manyhands-stale-{os.getpid()}", b"old key")
+    path = rendezvous.rendezvous_file(JOB)
+    rendezvous.write_file(path, f"@manyhands-stale-{os.getpid()}", b"old key")
     followers: list[EnvFollower] = []
     early = threading.Thread(target=lambda: followers.append(EnvFollower(JOB._replace(rank=1), 20)))
     with squatter:
         early.start()
-        visitor, _ = squatter.accept()  # it has read the old note
+        visitor, _ = squatter.accept()  # it has read the old file
         visitor.close()
     leader = EnvLeader(JOB)
     try:
@@ -247,27 +242,27 @@ def test_a_note_that_a_killed_run_left_misleads_nobody(temp: Path) -> None:
         leader._close()
 
 
-def test_a_leader_that_does_not_come(temp: Path) -> None:
-    path = rendezvous.meeting_file(JOB)
-    with pytest.raises(ManyhandsError, match=rf"^worker 0 did not come to {path} within 0.1 s$"):
+def test_a_leader_that_does_not_start(temp: Path) -> None:
+    path = rendezvous.rendezvous_file(JOB)
+    with pytest.raises(ManyhandsError, match=rf"^worker 0 was not found through {path} within 0.1 s$"):
         EnvFollower(JOB._replace(rank=1), 0.1)
 
 
 @pytest.fixture
 def as_if_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Addresses of this host's loopback are as good as any: tests talk to nobody else."""
+    """Treat the loopback as an address of another host: tests must not use a real network."""
     monkeypatch.setattr(rendezvous, "is_loopback", lambda host: False, raising=False)
     monkeypatch.setattr(addresses, "is_loopback", lambda host: False)
     monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
     monkeypatch.delenv("MANYHANDS_PORT", raising=False)
 
 
-def far(port: int, host: str = "127.0.0.1") -> StarterInfo:
-    return StarterInfo("torchrun", 0, 2, 0, 1, "job", f"{host}:{port}")
+def far(port: int, host: str = "127.0.0.1") -> ClusterEnvironment:
+    return ClusterEnvironment("torchrun", 0, 2, 0, 1, "job", f"{host}:{port}")
 
 
 @pytest.mark.usefixtures("as_if_far")
-def test_between_hosts_workers_meet_at_the_address_that_they_are_told() -> None:
+def test_between_hosts_workers_connect_to_the_address_of_the_starter() -> None:
     port = free_port()
     before = listening()
     leader = EnvLeader(far(port))
@@ -288,23 +283,23 @@ def test_between_hosts_workers_meet_at_the_address_that_they_are_told() -> None:
 
 @pytest.mark.usefixtures("as_if_far")
 @pytest.mark.parametrize(("hosts", "opened"), [(["far"], {"127.0.0.1"}), ([socket.gethostname()], set())])
-def test_under_mpirun_worker_0_opens_the_way_to_the_others(
+def test_under_mpirun_worker_0_listens_where_the_others_reach_it(
     hosts: list[str], opened: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first version opened every interface."""
+    """The first version listened on every interface."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(rendezvous, "broadcast", lambda tell: tell([socket.gethostname(), *hosts]))
+    monkeypatch.setattr(rendezvous, "broadcast", lambda open_to: open_to([socket.gethostname(), *hosts]))
     before = listening()
-    leader = EnvLeader(StarterInfo("mpirun", 0, 2, 0, 0, "job"))
+    leader = EnvLeader(ClusterEnvironment("mpirun", 0, 2, 0, 0, "job"))
     try:
-        assert {door.rpartition(":")[0] for door in listening() - before} == opened
+        assert {address.rpartition(":")[0] for address in listening() - before} == opened
     finally:
         leader._close()
 
 
 @pytest.mark.usefixtures("as_if_far")
-def test_worker_0_listens_there_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first version took all interfaces where the address was not its own."""
+def test_worker_0_listens_at_that_address_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first version listened on all interfaces if the address was not its own."""
     before = listening()
     own = "MASTER_ADDR must be an address of the host of worker 0, here "
     with pytest.raises(UsageError, match=rf"^worker 0 cannot listen at 192.0.2.1:4711: .*; {own}"):
@@ -326,8 +321,8 @@ def test_worker_0_listens_there_or_nowhere(monkeypatch: pytest.MonkeyPatch) -> N
     assert listening() == before
 
 
-def test_a_name_that_leads_to_the_loopback_here_leads_nobody_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Debian's /etc/hosts has it; the others would have tried for five minutes."""
+def test_a_name_that_is_the_loopback_on_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Debian's /etc/hosts; other hosts would have tried for five minutes."""
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.1.1", 4711))]
     monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *_, **__: answer)
     monkeypatch.setenv("MANYHANDS_KEY", "k" * 64)
@@ -336,9 +331,9 @@ def test_a_name_that_leads_to_the_loopback_here_leads_nobody_here(monkeypatch: p
         EnvLeader(far(4711, "node1"))
 
 
-def test_notes_of_two_jobs_do_not_meet(temp: Path) -> None:
-    one = rendezvous.meeting_file(StarterInfo("mpirun", 0, 2, 0, 2, "prterun-vm-1@1"))
-    other = rendezvous.meeting_file(StarterInfo("mpirun", 0, 2, 0, 2, "prterun-vm-2@1"))
-    nameless = rendezvous.meeting_file(StarterInfo("mpirun", 0, 2, 0, 2, ""))
+def test_two_jobs_have_two_files(temp: Path) -> None:
+    one = rendezvous.rendezvous_file(ClusterEnvironment("mpirun", 0, 2, 0, 2, "prterun-vm-1@1"))
+    other = rendezvous.rendezvous_file(ClusterEnvironment("mpirun", 0, 2, 0, 2, "prterun-vm-2@1"))
+    nameless = rendezvous.rendezvous_file(ClusterEnvironment("mpirun", 0, 2, 0, 2, ""))
     assert len({one, other, nameless}) == 3
     assert str(os.getppid()) in nameless.name

@@ -49,7 +49,7 @@ def test_killed_three_times_it_has_the_same_cells(tmp_path: Path, study: Callabl
         time.sleep(moments.uniform(0, 0.3))
         child.kill()
     child = Child("study", "s.toml", "-q", "--no-report", folder=tmp_path)
-    assert child.end() == 0, child.said
+    assert child.end() == 0, child.output
     killed = out.read()
     whole = execute.execute(study(STUDY), tmp_path / "whole", NoView())
     assert (killed.failed, killed.left, len(killed.records)) == ([], [], 8)
@@ -73,13 +73,13 @@ def test_an_interrupted_study_goes_on_with_the_same_command(tmp_path: Path, jobs
     )
     child = Child("study", "s.toml", "--jobs", str(jobs), folder=tmp_path)
     child.wait_until(lambda: len(list(tmp_path.glob("results/s/*/steps.jsonl"))) == 2)
-    child.wait_until(lambda: " at the end" in child.said)
+    child.wait_until(lambda: " at the end" in child.output)
     began = time.monotonic()
     child.send(signal.SIGINT)
-    assert child.end() == 130, child.said
+    assert child.end() == 130, child.output
     assert time.monotonic() - began < 10
     expected = "error: interrupted after 1 of 2 cells; run the same command to continue the study"
-    assert child.said.strip().splitlines()[-1] == expected
+    assert child.output.strip().splitlines()[-1] == expected
 
 
 def test_a_torn_last_line_is_mended(here: Path, study: Callable[[str], Study]) -> None:

@@ -18,6 +18,7 @@ from manyhands.engine.timing.clock import Clock
 from manyhands.records.spec import RunSpec
 from manyhands.tasks.base import Task
 from manyhands.tasks.contract import scored
+from manyhands.transports.base import Collectives
 
 
 class GlobalBatch(NamedTuple):

@@ -1,6 +1,7 @@
-"""The interface of a launcher: run one function as a gang of workers, or many functions as trials.
+"""The interface of a launcher: run one function on a group of workers, or many functions in an executor.
 
-`Launcher` is what others see of it, `WorkerProcesses` what it tells who supervises a group of them.
+`Launcher` is what the rest of the package uses. `WorkerProcesses` is what a launcher offers to the code that
+supervises its processes: the worker group (`GroupProcesses`) or the executor (`ExecutorProcesses`).
 """
 
 from __future__ import annotations
@@ -12,84 +13,103 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manyhands.core.rank_info import ignore
-from manyhands.launchers.supervision.diagnosis import Ending, WorkerState
+from manyhands.launchers.worker_state import ProcessExit, WorkerState
 
 
 @dataclass(frozen=True)
-class Supervision:
-    """How a gang is looked after while it works."""
+class SupervisionOptions:
+    """How a worker group is supervised while it runs."""
 
-    hear: Callable[[Any], None] = ignore  # what workers `tell`, in the order they told it
-    notice: Callable[[str], None] = ignore  # what a person should know: leftovers removed, ...
-    logs: Path | None = None  # a folder for the workers' own output, a file a rank; None: nowhere
-    timeout: float | None = None  # seconds without a move that count as a hang; None: adapts to the steps
-    spare: frozenset[int] = frozenset()  # ranks that may be lost once they have begun ...
-    remain: int = 1  # ... as long as so many of them are left
-    replacements: int = 0  # how often a lost rank may be started again, where the launcher can
-    lost: Callable[[int, str], None] = ignore  # a rank that was lost, and the sentence about it
+    on_message: Callable[[Any], None] = ignore  # gets what workers `tell`, in their order
+    on_notice: Callable[[str], None] = ignore  # gets sentences for a person: a worker was lost, ...
+    logs: Path | None = None  # a folder for the output of the workers, one file per rank; None: discarded
+    timeout: float | None = None  # seconds without progress that count as a hang; None: adapts to the steps
+    expendable: frozenset[int] = frozenset()  # ranks that may be lost after they have started ...
+    min_remaining: int = 1  # ... while at least this many of them are left
+    max_replacements: int = 0  # how many lost workers are replaced, if the launcher can
+    on_lost: Callable[[int, str], None] = ignore  # gets the rank of each lost worker, and a sentence about it
 
 
-PLAIN = Supervision()
+DEFAULT_SUPERVISION = SupervisionOptions()
 
 
 class Launcher(Protocol):
     """Starts processes and knows nothing of what they compute.
 
-    The function takes its place first, then the arguments; both it and they can be pickled, so that the
-    same call works in a thread, a process, an MPI rank, a Ray actor or a Spark task.
+    The function gets its RankInfo first, then the arguments. All of them can be pickled, so that the same
+    call works in a thread, a process, an MPI rank, a Ray actor or a Spark task.
 
-    A worker that raises one of our errors ends the gang with that error; one that raises anything else, dies
-    or hangs ends it with WorkerFailedError (law 5), unless it is spare: then the others go on, and what it
-    would have returned is None. SIGINT and SIGTERM reach the workers through `line.stop`.
+    A worker that raises a ManyhandsError ends the group with that error. A worker that raises anything else,
+    dies or hangs ends it with WorkerFailedError (law 5), unless its rank is expendable: then the others
+    continue, and its result is None. SIGINT and SIGTERM reach the workers through `channel.stop`.
     """
 
     leads: bool  # whether this process decides and writes; false at ranks 1, 2, ... that torchrun started
 
     def warm_up(self) -> None:
-        """Begin with what takes long and will be needed, if anything; returns at once."""
+        """Start what will be needed and takes long, if anything; returns at once."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
+        self,
+        function: Callable[..., Any],
+        workers: int,
+        *arguments: Any,
+        supervision: SupervisionOptions = DEFAULT_SUPERVISION,
     ) -> list[Any]:
-        """Run the function once a worker and return what each of them returned, by rank.
+        """Run the function once per worker and return the results by rank.
 
-        Where this process does not lead, the leader's function and arguments are run instead.
+        In a process that does not lead, the function and arguments of the leader are run instead.
         """
 
     def executor(self, workers: int) -> Executor:
-        """Run independent calls, `workers` at a time."""
+        """An executor for independent calls, `workers` at a time."""
 
 
 class WorkerProcesses(Protocol):
-    """What a launcher knows of the processes it started, or did not start."""
+    """The processes that a launcher started, or that another program started for it."""
 
-    certain: bool  # whether it tells how each process ended; otherwise a closed line is all there is
-    severs: bool  # whether one process can be ended without the others
-    restarts: bool  # whether a process can be started in the place of one that is gone
+    reports_exits: bool  # whether it knows how each process ended; otherwise only that a connection closed
 
     def start(self, ranks: Sequence[int], title: str) -> None:
-        """Let these come; they say hello."""
+        """Start these ranks; each connects to the control server and says hello."""
 
-    def assembled(self) -> None:
-        """All of them have said hello."""
+    def exits(self) -> dict[int, ProcessExit]:
+        """How processes ended, by rank; WorkerFailedError if the program that started them is gone."""
 
-    def ended(self) -> dict[int, Ending]:
-        """How processes ended, of all that have; WorkerFailedError when it has lost sight of them."""
+    def describe(self, rank: int) -> WorkerState:
+        """Rank, host, pid and log of a worker, as far as they are known."""
 
-    def is_gone(self, rank: int, unlinked: bool) -> bool:
-        """Whether nothing is left of a worker, whose line is closed or is not."""
+    def kill_all(self) -> None:
+        """Kill all processes and wait for their end, in any state."""
+
+
+class GroupProcesses(WorkerProcesses, Protocol):
+    """The processes of a worker group."""
+
+    can_kill_alone: bool  # whether one process can be killed without the others
+    can_restart: bool  # whether a lost process can be replaced by a new one
+
+    def all_connected(self) -> None:
+        """Called once all workers have said hello."""
+
+    def is_gone(self, rank: int, disconnected: bool) -> bool:
+        """Whether nothing is left of a worker, whose connection is closed or is not."""
 
     def is_stopped(self, rank: int) -> bool:
         """Whether a process is stopped, as by SIGSTOP."""
 
-    def sever(self, rank: int) -> None:
-        """End one process and no other, where it `severs`."""
+    def kill_alone(self, rank: int) -> None:
+        """Kill one process and no other, if it `can_kill_alone`."""
 
     def kill(self, rank: int) -> None:
-        """End one process, where that is possible; others may end with it."""
+        """Kill one process, if that is possible; others may end with it."""
 
-    def kill_all(self) -> None:
-        """End all of them now and take them back; whatever state this crew is in."""
 
-    def known(self, rank: int) -> WorkerState:
-        """Rank, host, process and log of a worker."""
+class ExecutorProcesses(WorkerProcesses, Protocol):
+    """The processes of an executor."""
+
+    starts_all_at_once: bool  # whether all are started when the first one is needed
+    can_start_more: bool  # whether new processes can replace those that ended
+
+    def close(self) -> None:
+        """Release what it holds."""

@@ -1,4 +1,4 @@
-"""The null launcher: the one worker is this process."""
+"""The null launcher: the only worker is this process."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from typing import Any, TypeVar, final
 
 from manyhands.core.errors import UsageError
 from manyhands.core.rank_info import NullChannel, RankInfo
-from manyhands.launchers.base import PLAIN, Supervision
+from manyhands.launchers.base import DEFAULT_SUPERVISION, SupervisionOptions
 
 T = TypeVar("T")
 
 
 @final
 class InlineLauncher:
-    """Calls the function, here and now."""
+    """Calls the function in this process."""
 
     leads = True
 
     def warm_up(self) -> None:
-        """Nothing takes long."""
+        """There is nothing to start."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
+        self,
+        function: Callable[..., Any],
+        workers: int,
+        *arguments: Any,
+        supervision: SupervisionOptions = DEFAULT_SUPERVISION,
     ) -> list[Any]:
-        """Run the one worker and return its result in a list; what it tells is heard at once.
+        """Run the only worker and return its result in a list; its messages are delivered at once.
 
-        What it raises is raised as it is: nobody is there to look after this process but itself.
+        Its exceptions are raised unchanged, because no other process supervises this one.
         """
         if workers != 1:
             raise UsageError(f"the inline launcher runs 1 worker, not {workers}")
-        return [function(RankInfo(channel=NullChannel(supervision.hear)), *arguments)]
+        return [function(RankInfo(channel=NullChannel(supervision.on_message)), *arguments)]
 
     def executor(self, workers: int) -> Executor:
         """An executor whose calls are done when `submit` returns."""
@@ -46,17 +50,17 @@ class InlineExecutor(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call it."""
+        """Run the call now."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to whoever asks for the result)
+        except Exception as error:  # noqa: BLE001 (any error belongs to the future)
             future.set_exception(error)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing is running."""
+        """Refuse further calls; none is running."""
         self._closed = True

@@ -1,7 +1,7 @@
 """Workers as the ranks of an mpirun that this process starts, on this machine or on several.
 
-mpirun is here a way to start processes where MPI is at home: they link up with this one as forked ones do.
-`MANYHANDS_HOSTS=a:2,b:2` is what mpirun calls `--host`; without it the workers are on this machine.
+mpirun only starts the processes: they connect to the control server of this process, as forked workers do.
+`MANYHANDS_HOSTS=a:2,b:2` is passed to mpirun as `--host`; without it the workers are on this machine.
 """
 
 from __future__ import annotations
@@ -25,50 +25,58 @@ from typing import Any, Self, final
 
 from manyhands.core.addresses import is_loopback, source
 from manyhands.core.errors import UsageError, WorkerFailedError
-from manyhands.launchers.base import PLAIN, Supervision
+from manyhands.launchers.base import DEFAULT_SUPERVISION, SupervisionOptions
+from manyhands.launchers.control.handshake import new_key
 from manyhands.launchers.control.remote_calls import check_workers
-from manyhands.launchers.control.server import ControlServer, new_key
+from manyhands.launchers.control.server import ControlServer
 from manyhands.launchers.processes.executor import WorkerExecutor
 from manyhands.launchers.processes.local_processes import is_stopped
-from manyhands.launchers.processes.worker_main import VARIABLE, log_of
-from manyhands.launchers.supervision import launch
-from manyhands.launchers.supervision.diagnosis import Ending, WorkerState
+from manyhands.launchers.processes.worker_main import VARIABLE
+from manyhands.launchers.supervision.launch_group import launch_group
+from manyhands.launchers.worker_logs import log_of
+from manyhands.launchers.worker_state import ProcessExit, WorkerState
 
 HOSTS = "MANYHANDS_HOSTS"
-TERM = 5.0  # seconds mpirun has to end its ranks and clean up after them before it is killed
+TERM = 5.0  # seconds for mpirun to end its ranks and clean up before it is killed
 
 
 @final
 class MpiLauncher:
-    """A rank of mpirun a worker."""
+    """One rank of mpirun per worker."""
 
     leads = True
 
     def __init__(self) -> None:
-        """Find mpirun, or say where it comes from."""
+        """Find mpirun, or say how to install it."""
         self._mpirun = find_mpirun()
 
     def warm_up(self) -> None:
-        """Every rank imports for itself."""
+        """There is nothing to start: every rank imports for itself."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
+        self,
+        function: Callable[..., Any],
+        workers: int,
+        *arguments: Any,
+        supervision: SupervisionOptions = DEFAULT_SUPERVISION,
     ) -> list[Any]:
-        """Run the function once a rank and return what each of them returned, by rank."""
+        """Run the function once per rank and return the results by rank."""
 
-        def crew(hub: ControlServer, logs: Path | None) -> MpiProcesses:
-            return MpiProcesses(self._mpirun, hub, logs, continuous=bool(supervision.spare))
+        def processes(server: ControlServer, logs: Path | None) -> MpiProcesses:
+            return MpiProcesses(self._mpirun, server, logs, continuous=bool(supervision.expendable))
 
-        return launch.launch("mpi", crew, function, workers, arguments, supervision)
+        return launch_group("mpi", processes, function, workers, arguments, supervision)
 
     def executor(self, workers: int) -> Executor:
-        """The ranks of one mpirun, which goes on when one of them crashes."""
+        """An executor on the ranks of one mpirun, which continues when one of them crashes."""
         check_workers("mpi", workers)
-        return WorkerExecutor(workers, lambda hub: MpiProcesses(self._mpirun, hub, None, continuous=True))
+        return WorkerExecutor(
+            workers, lambda server: MpiProcesses(self._mpirun, server, None, continuous=True)
+        )
 
 
 def find_mpirun() -> str:
-    """The one beside this Python, which the wheel installs, or else the first in PATH."""
+    """The mpirun next to this Python, which the wheel installs, or else the first one in PATH."""
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
     if found is None:
@@ -76,8 +84,8 @@ def find_mpirun() -> str:
     return found
 
 
-def door(hosts: str) -> str | None:
-    """Where ranks on these hosts find this process: at one address that leads to them, if it must be TCP."""
+def listen_address(hosts: str) -> str | None:
+    """The TCP address at which ranks on these hosts reach this process; None if all are on this host."""
     names = [part.partition(":")[0].strip() for part in hosts.split(",")]
     others = [name for name in names if name and name != socket.gethostname() and not is_loopback(name)]
     for other in others:
@@ -85,30 +93,32 @@ def door(hosts: str) -> str | None:
             return f"{source(other)}:0"
     if others:
         raise UsageError(
-            f"{HOSTS}={hosts}: no way leads from this host to {', '.join(others)}; write their addresses"
+            f"{HOSTS}={hosts}: this host has no route to {', '.join(others)}; use their IP addresses"
         )
     return None
 
 
 @final
 class MpiProcesses:
-    """One mpirun for a gang; for a pool, one more for each worker that was lost."""
+    """One mpirun for a worker group; for an executor, one more for each worker that was lost."""
 
-    certain = False  # mpirun tells of the first death, and only when it has ended itself
-    restarts = False
-    together = True
-    replaces = True
+    reports_exits = False  # mpirun reports the first exit, and only when it has ended itself
+    can_restart = False
+    starts_all_at_once = True
+    can_start_more = True
 
-    def __init__(self, mpirun: str, hub: ControlServer, logs: Path | None, continuous: bool = False) -> None:
-        """`continuous`: mpirun, and with it the others, goes on when one of them dies."""
-        self._mpirun, self._hub, self._logs, self.severs = mpirun, hub, logs, continuous
+    def __init__(
+        self, mpirun: str, server: ControlServer, logs: Path | None, continuous: bool = False
+    ) -> None:
+        """`continuous`: mpirun, and with it the other ranks, continues when one of them dies."""
+        self._mpirun, self._server, self._logs, self.can_kill_alone = mpirun, server, logs, continuous
         self._key = new_key()
         self._hosts = os.environ.get(HOSTS)
-        place = door(self._hosts or "")
-        self._address = hub.listen(self._key, place)
-        # On one host MPI needs no TCP, and would listen for it on every interface; who asks for it gets it.
-        self._defaults = {"OMPI_MCA_btl": "^tcp"} if place is None else {}
-        self._processes: list[_Mpirun] = []
+        address = listen_address(self._hosts or "")
+        self._address = server.listen(self._key, address)
+        # On one host MPI needs no TCP, and would listen on every interface; a setting of the user wins.
+        self._defaults = {"OMPI_MCA_btl": "^tcp"} if address is None else {}
+        self._runs: list[_Mpirun] = []
 
     def __enter__(self) -> Self:
         return self
@@ -120,8 +130,8 @@ class MpiProcesses:
         self.close()
 
     def start(self, ranks: Sequence[int], title: str) -> None:
-        """Start an mpirun with a rank for each of these, which follow one another."""
-        told = {
+        """Start an mpirun with these ranks, which are consecutive."""
+        settings = {
             "address": self._address,
             "key": self._key.hex(),
             "first": ranks[0],
@@ -132,75 +142,75 @@ class MpiProcesses:
         }
         command = [self._mpirun, "-n", str(len(ranks)), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
         command += ["--host", self._hosts] if self._hosts else []
-        command += ["--continuous"] if self.severs else []
-        for variable in (VARIABLE, "PYTHONPATH"):  # by name only: anyone can read a command line
+        command += ["--continuous"] if self.can_kill_alone else []
+        for variable in (VARIABLE, "PYTHONPATH"):  # by name only: every user can read a command line
             command += ["-x", variable]
         command += [sys.executable, "-P", "-m", "manyhands.launchers.processes.worker_main"]
         environ = {
             **self._defaults,
             **os.environ,
-            VARIABLE: json.dumps(told),
+            VARIABLE: json.dumps(settings),
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        self._processes.append(_Mpirun(command, for_mpirun(environ), self._logs, ranks))
+        self._runs.append(_Mpirun(command, for_mpirun(environ), self._logs, ranks))
 
-    def assembled(self) -> None:
-        """Nobody else may come, unless some of them are replaced."""
-        if not self.severs:
-            self._hub.close_door()
+    def all_connected(self) -> None:
+        """Stop listening, unless lost workers may be replaced."""
+        if not self.can_kill_alone:
+            self._server.stop_listening()
 
-    def ended(self) -> dict[int, Ending]:
-        """What mpirun said about the first that died; that it could not begin is an error of its own."""
-        found: dict[int, Ending] = {}
-        for process in self._processes:
-            if process.has_ended():
-                found.update(process.told())
-                if not any(rank in self._hub.who for rank in process.ranks):
-                    raise WorkerFailedError(process.why_not())
+    def exits(self) -> dict[int, ProcessExit]:
+        """The first exit, as mpirun reports it; WorkerFailedError if mpirun could not start its ranks."""
+        found: dict[int, ProcessExit] = {}
+        for run in self._runs:
+            if run.has_ended():
+                found.update(run.first_exit())
+                if not any(rank in self._server.identities for rank in run.ranks):
+                    raise WorkerFailedError(run.failed_start())
         return found
 
-    def is_gone(self, rank: int, unlinked: bool) -> bool:
-        """When its mpirun has ended."""
-        return all(process.has_ended() for process in self._processes if rank in process.ranks)
+    def is_gone(self, rank: int, disconnected: bool) -> bool:
+        """Whether its mpirun has ended."""
+        return all(run.has_ended() for run in self._runs if rank in run.ranks)
 
     def is_stopped(self, rank: int) -> bool:
-        """Where it is on this host."""
-        host, pid = self._hub.who.get(rank, ("", 0))
+        """Whether it is on this host, and the system says that it is stopped."""
+        host, pid = self._server.identities.get(rank, ("", 0))
         return host == socket.gethostname() and is_stopped(pid)
 
-    def sever(self, rank: int) -> None:
-        """One that is on this host at once; another obeys, or leaves when it finds its line closed."""
+    def kill_alone(self, rank: int) -> None:
+        """Kill it if it is on this host; elsewhere ask it to leave, or it ends when its connection closes."""
         if not self._kill_here(rank):
-            self._hub.send(rank, "abort", 1)
+            self._server.send(rank, "abort", 1)
 
     def kill(self, rank: int) -> None:
-        """One that is on this host at once; mpirun ends the others with it, wherever they are."""
+        """Kill it if it is on this host; mpirun ends its other ranks, on all hosts."""
         self._kill_here(rank)
-        for process in self._processes:
-            if rank in process.ranks:
-                process.terminate()
+        for run in self._runs:
+            if rank in run.ranks:
+                run.terminate()
 
     def kill_all(self) -> None:
-        """All ranks, and mpirun."""
-        for process in self._processes:
-            if not process.has_ended():
-                for rank in process.ranks:
+        """Kill all ranks, and end mpirun."""
+        for run in self._runs:
+            if not run.has_ended():
+                for rank in run.ranks:
                     self.kill(rank)
         until = time.monotonic() + TERM
-        for process in self._processes:
-            process.end(max(0.1, until - time.monotonic()))
+        for run in self._runs:
+            run.end(max(0.1, until - time.monotonic()))
 
-    def known(self, rank: int) -> WorkerState:
+    def describe(self, rank: int) -> WorkerState:
         """What is known before it says hello."""
         return WorkerState(rank, log=log_of(self._logs, rank))
 
     def close(self) -> None:
-        """Nobody else may come."""
-        self._hub.close_door()
+        """Stop listening."""
+        self._server.stop_listening()
 
     def _kill_here(self, rank: int) -> bool:
-        host, pid = self._hub.who.get(rank, ("", 0))
-        if rank not in self._hub.ranks or host != socket.gethostname():
+        host, pid = self._server.identities.get(rank, ("", 0))
+        if rank not in self._server.connected or host != socket.gethostname():
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -209,7 +219,7 @@ class MpiProcesses:
 
 @final
 class _Mpirun:
-    """One mpirun and what it writes, which is kept for what it says about deaths."""
+    """One mpirun, and its output, which is read for what it reports about exits."""
 
     def __init__(
         self, command: list[str], environ: dict[str, str], logs: Path | None, ranks: Sequence[int]
@@ -232,23 +242,23 @@ class _Mpirun:
         )
 
     def has_ended(self) -> bool:
-        """Whether it has, and with it its ranks."""
+        """Whether it has ended, and with it its ranks."""
         return self._process.poll() is not None
 
-    def told(self) -> dict[int, Ending]:
-        """The first rank that died, as mpirun tells it."""
+    def first_exit(self) -> dict[int, ProcessExit]:
+        """The rank that died first, as mpirun reports it."""
         text = self._read()
         if match := re.search(r"process rank (\d+) with PID.*?exited\s+on\s+signal (\d+)", text, re.DOTALL):
-            return {self.ranks[0] + int(match[1]): Ending("signal", int(match[2]))}
+            return {self.ranks[0] + int(match[1]): ProcessExit("signal", int(match[2]))}
         if match := re.search(r"Process name:\s+\[[^,]*,\s*(\d+)\]\s+Exit code:\s+(\d+)", text):
-            return {self.ranks[0] + int(match[1]): Ending("exit", int(match[2]))}
+            return {self.ranks[0] + int(match[1]): ProcessExit("exit", int(match[2]))}
         return {}
 
-    def why_not(self) -> str:
-        """A sentence about an mpirun that ended before any rank linked up."""
+    def failed_start(self) -> str:
+        """The message about an mpirun that ended before any rank was connected."""
         lines = [line for line in self._read().splitlines() if line.strip(" -")]
-        said = "".join(f"\n  {line}" for line in lines[-12:])
-        return f"mpirun ended with exit code {self._process.returncode} before its workers began" + said
+        output = "".join(f"\n  {line}" for line in lines[-12:])
+        return f"mpirun exited with code {self._process.returncode} before its workers started" + output
 
     def terminate(self) -> None:
         """Ask it to end its ranks and itself."""
@@ -256,7 +266,7 @@ class _Mpirun:
             self._process.terminate()
 
     def end(self, seconds: float) -> None:
-        """Wait for its end, and kill it when it takes longer."""
+        """Wait this long for its end, then kill it."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -275,8 +285,8 @@ class _Mpirun:
 
 
 def for_mpirun(environ: dict[str, str]) -> dict[str, str]:
-    """What Open MPI must be told: that root may, in a container; not to complain about a network it lacks."""
-    # Started from inside another mpirun or Slurm step, it would think that it is one of its ranks.
+    """The environment that Open MPI needs: root is allowed, and a missing network is no reason to warn."""
+    # Without these: started inside another mpirun or Slurm step, it would take itself for one of its ranks.
     ours = {key: value for key, value in environ.items() if not re.match(r"PMIX_|PMI_|OMPI_COMM_|PRTE_", key)}
     if os.geteuid() == 0:
         ours |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

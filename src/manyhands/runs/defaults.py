@@ -12,7 +12,7 @@ from manyhands.core.registry import launchers, strategies, transports
 from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
 from manyhands.core.registry.transports import TRANSPORTS
-from manyhands.launchers.env.rendezvous import StarterInfo, detect
+from manyhands.launchers.env.rendezvous import ClusterEnvironment, detect
 from manyhands.records.spec import RunSpec
 
 
@@ -100,7 +100,7 @@ def _servers(chosen: Mapping[str, Any]) -> int:
         return 1
 
 
-def _started_workers(chosen: Mapping[str, Any], found: StarterInfo) -> int:
+def _started_workers(chosen: Mapping[str, Any], found: ClusterEnvironment) -> int:
     """The workers among the ranks that were started."""
     workers, servers = chosen.get("workers"), _servers(chosen)
     if servers >= found.size:
@@ -114,7 +114,7 @@ def _started_workers(chosen: Mapping[str, Any], found: StarterInfo) -> int:
     return int(found.size) - servers
 
 
-def _transport(chosen: Mapping[str, Any], ranks: int, found: StarterInfo | None) -> str:
+def _transport(chosen: Mapping[str, Any], ranks: int, found: ClusterEnvironment | None) -> str:
     """The transport where none is named."""
     traits, launcher = _traits(chosen), chosen["launcher"]
     if ranks == 1:

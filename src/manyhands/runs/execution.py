@@ -13,7 +13,7 @@ from manyhands.core import allocator, environment, registry, tracebacks
 from manyhands.core.errors import ManyhandsError, UsageError, WorkerFailedError
 from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.core.registry.transports import TRANSPORTS
-from manyhands.launchers.base import Launcher, Supervision
+from manyhands.launchers.base import Launcher, SupervisionOptions
 from manyhands.records import baseline
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
@@ -139,7 +139,7 @@ def _launch(
     raise AssertionError
 
 
-def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallbacks) -> Supervision:
+def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallbacks) -> SupervisionOptions:
     """How the workers are supervised, and which of them may be lost while the others go on.
 
     Rank 0 hands out the work and servers hold what is learned: without them a run cannot go on. Messages to a
@@ -147,13 +147,13 @@ def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallback
     """
     survives = spec.traits.asynchronous and TRANSPORTS[spec.transport].shared_memory and not spec.strict
     if not survives:
-        return Supervision(callbacks.receive, callbacks.on_warning, folder.path / "logs", spec.timeout)
-    return Supervision(
+        return SupervisionOptions(callbacks.receive, callbacks.on_warning, folder.path / "logs", spec.timeout)
+    return SupervisionOptions(
         callbacks.receive,
         callbacks.on_warning,
         folder.path / "logs",
         spec.timeout,
-        spare=frozenset(range(max(1, spec.servers), spec.ranks)),
-        remain=1 if spec.servers else 0,
-        replacements=spec.restarts,
+        expendable=frozenset(range(max(1, spec.servers), spec.ranks)),
+        min_remaining=1 if spec.servers else 0,
+        max_replacements=spec.restarts,
     )

@@ -16,7 +16,7 @@ from manyhands.core.errors import InterruptedRunError, ManyhandsError, UsageErro
 from manyhands.core.signals import StopRequest
 from manyhands.data.order import sizes
 from manyhands.launchers import LAUNCHERS
-from manyhands.launchers.base import Launcher, Supervision
+from manyhands.launchers.base import Launcher, SupervisionOptions
 from manyhands.records.spec import RunSpec
 from manyhands.runs.checks import check
 from manyhands.runs.resolve import resolve
@@ -206,7 +206,7 @@ def _probe(spec: RunSpec, steps: int) -> Probe:
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
     with StopRequest() as stop:
         found: Probe = launcher.launch(
-            probe, spec.ranks, spec, steps, supervision=Supervision(timeout=spec.timeout)
+            probe, spec.ranks, spec, steps, supervision=SupervisionOptions(timeout=spec.timeout)
         )[0]
     if stop.signal is not None:  # a few steps are made to their end, and no more are begun
         name = signal.Signals(stop.signal).name

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from manyhands.core.errors import ManyhandsError
+from manyhands.transports.base import Collectives
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,7 +1,7 @@
-"""What every launcher promises: subclass, say how to make one, and pytest does the rest.
+"""The conformance suite of launchers: subclass it, and override `launcher` to make one.
 
-`LauncherSuite` is for all; `WorkerGroupSuite` adds what holds where workers are processes of their own,
-which can die, hang and be stopped alone.
+`LauncherSuite` is for all launchers; `WorkerGroupSuite` adds what holds if each worker is a process, which
+can die, hang and be stopped alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from manyhands.core.errors import DivergedError, UsageError, WorkerFailedError
-from manyhands.launchers.base import PLAIN, Launcher, Supervision
+from manyhands.launchers.base import DEFAULT_SUPERVISION, Launcher, SupervisionOptions
 from manyhands.launchers.supervision import worker_group
 from manyhands.testing.worker_functions import (
     LONG,
@@ -28,6 +28,7 @@ from manyhands.testing.worker_functions import (
     crash,
     diverge,
     echo,
+    environment,
     fail,
     hang_in_data,
     leave,
@@ -35,22 +36,21 @@ from manyhands.testing.worker_functions import (
     misuse,
     nap,
     square,
-    surroundings,
     until_stopped,
 )
 
-SOON = 30.0  # far more than a verdict takes, far less than a worker sleeps
+SOON = 30.0  # seconds: far more than a failure takes to notice, far less than a worker sleeps
 
 
 def processes_below(ancestor: int) -> dict[int, tuple[int, str]]:
-    """The parent and the command line of all living descendants of a process, from /proc."""
+    """Parent and command line of all living descendants of a process, by pid, from /proc."""
     alive: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
                 command = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:  # it ended while we looked
+            except OSError:  # it ended meanwhile
                 continue
             if state != "Z":
                 alive[int(entry.name)] = (int(parent), command)
@@ -61,22 +61,22 @@ def processes_below(ancestor: int) -> dict[int, tuple[int, str]]:
 
 
 def left_over() -> set[str]:
-    """Workers, shared memory and sockets that exist now: compare before and after."""
+    """Workers, shared memory and sockets that exist now, to compare before and after."""
     here = os.getpid()
     below = processes_below(here)
     workers = {
         f"process {pid}: {command}"
         for pid, (parent, command) in below.items()
-        # The process that forks workers stays for the next launch.
-        if not (parent == here and "launchers.nursery" in command)
+        # The fork server stays for the next launch.
+        if not (parent == here and "launchers.processes.fork_server" in command)
     }
     shared = {str(path) for path in Path("/dev/shm").glob("*")}
     sockets = set(re.findall(r"\S*manyhands-\S+", Path("/proc/net/unix").read_text()))
-    return workers | {name for name in shared | sockets if not _is_anothers(name, {here, *below})}
+    return workers | {name for name in shared | sockets if not _is_of_others(name, {here, *below})}
 
 
-def _is_anothers(name: str, ours: set[int]) -> bool:
-    """Whether its maker, whose process is in the name, lives and is not ours: the machine is not all ours."""
+def _is_of_others(name: str, ours: set[int]) -> bool:
+    """Whether the process whose pid is in the name is alive and not ours: other programs run here, too."""
     maker = re.search(r"manyhands-(\d+)-", name)
     return bool(maker and int(maker[1]) not in ours and Path("/proc", maker[1]).exists())
 
@@ -87,38 +87,40 @@ class LauncherSuite:
     sizes: tuple[int, ...] = (1,)
 
     def launcher(self) -> Launcher:
-        """Make one."""
+        """Make the launcher under test."""
         raise NotImplementedError
 
     def test_every_rank_returns_its_result(self) -> None:
-        """By rank, with its place and the arguments."""
+        """In the order of ranks; the function gets its rank info and the arguments."""
         for size in self.sizes:
             expected = [(rank, size, 40 + rank) for rank in range(size)]
             assert self.launcher().launch(add_rank, size, 40) == expected
 
-    def test_a_failing_worker_is_heard(self) -> None:
-        """What it raised says what happened."""
+    def test_a_failing_worker_is_reported(self) -> None:
+        """With what it raised."""
         with pytest.raises(Exception, match="rank 0 fails on purpose"):
             self.launcher().launch(fail, 1)
 
-    def test_our_own_errors_come_as_they_are(self) -> None:
+    def test_our_own_errors_are_raised_unchanged(self) -> None:
         """Of several, that of the lowest rank."""
         with pytest.raises(DivergedError, match=r"^rank 0 diverged$"):
             self.launcher().launch(diverge, self.sizes[-1])
 
-    def test_what_is_told_is_heard_in_order(self) -> None:
-        """All of it before the launch returns, and everybody's exchanged values by rank."""
+    def test_messages_arrive_in_order(self) -> None:
+        """All of them before the launch returns; exchanged values are by rank."""
         for size in self.sizes:
-            heard: list[tuple[int, int]] = []
-            values = self.launcher().launch(chat, size, 200, supervision=Supervision(hear=heard.append))
+            messages: list[tuple[int, int]] = []
+            values = self.launcher().launch(
+                chat, size, 200, supervision=SupervisionOptions(on_message=messages.append)
+            )
             for rank in range(size):
-                assert [number for teller, number in heard if teller == rank] == list(range(200))
-            assert len(heard) == 200 * size
+                assert [number for sender, number in messages if sender == rank] == list(range(200))
+            assert len(messages) == 200 * size
             expected = [[50_000 * k + rank for rank in range(size)] for k in range(4)]
             assert values == [expected] * size
 
-    def test_trials_run_and_fail_alone(self) -> None:
-        """Results and failures come through their own futures."""
+    def test_calls_run_and_fail_alone(self) -> None:
+        """Each result or error is in its own future."""
         with self.launcher().executor(2) as executor:
             futures = {executor.submit(square, number): number for number in (3, -1, 5)}
             outcome = {
@@ -129,7 +131,7 @@ class LauncherSuite:
         assert outcome == {3: 9, -1: "-1 is negative", 5: 25}
 
     def test_nothing_runs_after_shutdown(self) -> None:
-        """As every executor of the standard library."""
+        """Like every executor of the standard library."""
         executor = self.launcher().executor(1)
         executor.shutdown()
         with pytest.raises(RuntimeError, match="after shutdown"):
@@ -143,7 +145,7 @@ class WorkerGroupSuite(LauncherSuite):
 
     @pytest.fixture(autouse=True)
     def _nothing_is_left(self) -> Any:
-        """No process, no shared memory, no socket outlives a launch."""
+        """No process, shared memory or socket outlives a launch."""
         before = left_over()
         yield
         until = time.monotonic() + 5
@@ -152,33 +154,33 @@ class WorkerGroupSuite(LauncherSuite):
         assert not left
 
     def fails(
-        self, size: int, function: Any, *arguments: Any, supervision: Supervision = PLAIN
+        self, size: int, function: Any, *arguments: Any, supervision: SupervisionOptions = DEFAULT_SUPERVISION
     ) -> WorkerFailedError:
-        """Launch what will fail, and return how; always long before the others would have ended."""
-        begun = time.monotonic()
+        """Launch a function that fails, and return the error; it comes long before the other workers end."""
+        started = time.monotonic()
         with pytest.raises(WorkerFailedError) as caught:
             self.launcher().launch(function, size, *arguments, supervision=supervision)
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - started < SOON
         return caught.value
 
-    def test_a_worker_knows_where_it_is(self) -> None:
-        """And user code finds the usual variables."""
-        found = self.launcher().launch(surroundings, 2)
+    def test_a_worker_knows_its_rank(self) -> None:
+        """User code finds the variables that torchrun sets."""
+        found = self.launcher().launch(environment, 2)
         assert [one["RANK"] for one in found] == ["0", "1"]
         assert {one["WORLD_SIZE"] for one in found} == {"2"}
         assert len({one["pid"] for one in found} - {os.getpid()}) == 2
         assert {one["folder"] for one in found} == {str(Path.cwd())}
         assert [one["argv"] for one in found] == [sys.argv, sys.argv]
 
-    def test_big_values_travel(self) -> None:
-        """Both ways."""
+    def test_large_values_can_be_sent(self) -> None:
+        """As an argument and as a result."""
         data = bytes(range(256)) * 200_000  # 51 MB
         assert self.launcher().launch(echo, 1, data) == [data[::-1]]
 
     def test_a_worker_that_raises_is_named(self, tmp_path: Path) -> None:
-        """With what it raised, where, what the others were doing, and where the rest is written."""
+        """With what it raised, where, what the others were doing, and where its log is."""
         logs = tmp_path / "logs"
-        error = self.fails(3, fail, 1, supervision=Supervision(logs=logs))
+        error = self.fails(3, fail, 1, supervision=SupervisionOptions(logs=logs))
         lines = str(error).splitlines()
         assert error.rank == 1
         assert re.fullmatch(
@@ -194,27 +196,27 @@ class WorkerGroupSuite(LauncherSuite):
         assert "ValueError: rank 1 fails on purpose" in written
 
     def test_one_of_our_errors_ends_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As it is, although the others would go on."""
+        """Unchanged, although the others would continue."""
         monkeypatch.setattr(worker_group, "AFTER_OUR_ERROR", 0.3)
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(UsageError, match=r"^there is no task of that name$"):
             self.launcher().launch(misuse, 2)
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - started < SOON
 
     def test_the_first_cause_is_blamed(self) -> None:
-        """Not who noticed it."""
+        """Not the worker that noticed it."""
         error = self.fails(2, blame_another)
-        assert re.match(r"worker 1 of 2 \(host \S+, pid \d+\) ended with exit code 3", str(error))
+        assert re.match(r"worker 1 of 2 \(host \S+, pid \d+\) exited with code 3", str(error))
 
     @pytest.mark.parametrize("how", ["exit", "_exit"])
-    def test_a_worker_that_leaves_is_named(self, how: str) -> None:
+    def test_a_worker_that_exits_is_named(self, how: str) -> None:
         """With its exit code."""
         error = self.fails(2, leave, how)
-        assert re.match(r"worker 1 of 2 \(.*\) ended with exit code 3 at step 1,204, in backward", str(error))
+        assert re.match(r"worker 1 of 2 \(.*\) exited with code 3 at step 1,204, in backward", str(error))
 
     @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGILL"])
     def test_a_worker_that_is_killed_is_named(self, name: str) -> None:
-        """With the signal, its step, what it was doing, and what the others were waiting in."""
+        """With the signal, the step, what it was doing, and what the others were waiting in."""
         first, *_, last = str(self.fails(3, leave, name)).splitlines()
         number = signal.Signals[name].value
         assert re.fullmatch(
@@ -225,75 +227,89 @@ class WorkerGroupSuite(LauncherSuite):
         assert re.fullmatch(r"workers 0, 1 were waiting in barrier 2,408; they were stopped after .+", last)
 
     def test_a_worker_that_hangs_is_named(self) -> None:
-        """With where it stands."""
-        error = self.fails(2, hang_in_data, supervision=Supervision(timeout=1))
+        """With its stack."""
+        error = self.fails(2, hang_in_data, supervision=SupervisionOptions(timeout=1))
         assert re.match(r"worker 1 of 2 \(.*\) has been hanging for \S+ s at step 5, in data\n", str(error))
         assert "in hang_in_data" in str(error)
         assert "worker 0 was waiting in all_reduce 12; it was stopped after" in str(error)
 
     def test_a_worker_that_is_stopped_is_named(self) -> None:
-        """And killed, although it cannot hear us."""
-        error = self.fails(2, leave, "SIGSTOP", supervision=Supervision(timeout=1))
+        """And killed, although it cannot respond."""
+        error = self.fails(2, leave, "SIGSTOP", supervision=SupervisionOptions(timeout=1))
         assert re.match(
             r"worker 1 of 2 \(.*\) has been stopped \(SIGSTOP\) for \S+ s at step 1,204", str(error)
         )
 
     @pytest.mark.parametrize("how", ["SIGKILL", "raise", "SIGSTOP"])
-    def test_one_that_is_spare_may_be_lost(self, how: str) -> None:
-        """The others go on, exchange without it, and know that it is gone."""
+    def test_an_expendable_worker_may_be_lost(self, how: str) -> None:
+        """The others continue, exchange without it, and know that it is gone."""
         lost: list[tuple[int, str]] = []
-        supervision = Supervision(timeout=1, spare=frozenset({1, 2}), lost=lambda *what: lost.append(what))
+        supervision = SupervisionOptions(
+            timeout=1, expendable=frozenset({1, 2}), on_lost=lambda *what: lost.append(what)
+        )
         *others, none = self.launcher().launch(lose_the_last, 3, how, supervision=supervision)
         for one in others:
             assert (one["before"], one["during"], one["after"]) == ([0, 1, 2], [0, 1, None], [0, 1, None])
             assert one["gone"] == {2}
         assert none is None
         ((rank, sentence),) = lost
-        deed = {"SIGKILL": "was (killed|lost)", "raise": "raised ValueError:", "SIGSTOP": "has been stopped"}
-        end = "(it was killed and )?the others go on"
-        about = rf"worker {rank} of 3 \(.*\) {deed[how]} .* at step 120, in backward; {end}"
+        happened = {
+            "SIGKILL": "was (killed|lost)",
+            "raise": "raised ValueError:",
+            "SIGSTOP": "has been stopped",
+        }
+        end = "(it was killed, and )?the others continue"
+        about = rf"worker {rank} of 3 \(.*\) {happened[how]} .* at step 120, in backward; {end}"
         assert re.fullmatch(about, sentence)
 
-    def test_one_that_is_not_spare_may_not(self) -> None:
-        """Although others are."""
-        error = self.fails(3, lose_the_last, "SIGKILL", supervision=Supervision(spare=frozenset({0, 1})))
+    def test_other_workers_may_not_be_lost(self) -> None:
+        """Only those that are expendable."""
+        error = self.fails(
+            3, lose_the_last, "SIGKILL", supervision=SupervisionOptions(expendable=frozenset({0, 1}))
+        )
         assert error.rank == 2
 
     def test_a_signal_reaches_all_workers_as_a_request(self) -> None:
-        """The first one: they end in good order."""
+        """The first one: they end cleanly."""
         ready: list[Any] = []
 
-        def hear(message: Any) -> None:
+        def on_message(message: Any) -> None:
             ready.append(message)
             if len(ready) == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        answers = self.launcher().launch(until_stopped, 2, True, supervision=Supervision(hear=hear))
+        answers = self.launcher().launch(
+            until_stopped, 2, True, supervision=SupervisionOptions(on_message=on_message)
+        )
         assert answers == [signal.SIGTERM, signal.SIGTERM]
 
     def test_a_second_signal_ends_all_at_once(self) -> None:
         """Whatever they are doing."""
 
-        def hear(message: Any) -> None:
+        def on_message(message: Any) -> None:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
 
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            self.launcher().launch(until_stopped, 2, False, supervision=Supervision(hear=hear))
-        assert time.monotonic() - begun < SOON
+            self.launcher().launch(
+                until_stopped, 2, False, supervision=SupervisionOptions(on_message=on_message)
+            )
+        assert time.monotonic() - started < SOON
 
-    def test_whoever_listens_may_fail(self) -> None:
-        """That ends the gang, with that error."""
+    def test_a_callback_may_fail(self) -> None:
+        """That ends the group, with that error."""
 
-        def hear(message: Any) -> None:
+        def on_message(message: Any) -> None:
             raise OSError("disk full")
 
         with pytest.raises(OSError, match="disk full"):
-            self.launcher().launch(until_stopped, 2, False, supervision=Supervision(hear=hear))
+            self.launcher().launch(
+                until_stopped, 2, False, supervision=SupervisionOptions(on_message=on_message)
+            )
 
-    def test_a_trial_that_crashes_fails_alone(self) -> None:
-        """The others, and those that come later, do not notice."""
+    def test_a_call_that_crashes_fails_alone(self) -> None:
+        """Other calls, and later ones, are not affected."""
         with self.launcher().executor(2) as executor:
             futures = [executor.submit(crash, number) for number in range(6)]
             errors = [future.exception(SOON) for future in futures]
@@ -301,8 +317,8 @@ class WorkerGroupSuite(LauncherSuite):
         assert [future.result() for future in futures[::2]] == [0, 2, 4]
         assert all(isinstance(error, WorkerFailedError) for error in errors[1::2])
 
-    def test_trials_can_be_canceled(self) -> None:
-        """Those that have not begun."""
+    def test_calls_can_be_canceled(self) -> None:
+        """Those that have not started."""
         with self.launcher().executor(1) as executor:
             first = executor.submit(nap, 0.5)
             rest = [executor.submit(nap, LONG) for _ in range(3)]

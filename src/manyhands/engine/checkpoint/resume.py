@@ -21,6 +21,7 @@ from manyhands.engine.checkpoint.storage import Checkpoint, Checkpoints, restore
 from manyhands.engine.checkpoint.tensor_checks import Checking, without_optimizer
 from manyhands.engine.context import RankContext, seed
 from manyhands.records.run_folder import RunFolder
+from manyhands.transports.base import Collectives
 from manyhands.transports.broadcast import broadcast_tensors
 
 

@@ -1,8 +1,8 @@
-"""A worker's line to its hub: a thread says what the worker is doing, carries what it tells, and obeys.
+"""A worker's end of the control channel: a thread sends status and messages, and obeys the server's orders.
 
-The thread is the only one that touches the wire. The worker's main thread may be stuck in native code for
-ever, so when the hub says `abort`, or is gone, the thread ends the whole process at once: crash-only, nothing
-may depend on a clean exit.
+The thread is the only one that uses the connection. The worker's main thread may be stuck in native code
+forever, so when the server sends `abort`, or is gone, the thread ends the whole process at once: crash-only,
+nothing may depend on a clean exit.
 """
 
 from __future__ import annotations
@@ -15,48 +15,39 @@ import select
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, final
 
 from manyhands.core.errors import ManyhandsError
 from manyhands.core.rank_info import RankStatus
+from manyhands.launchers.control.code_position import position_of
 from manyhands.launchers.control.connection import Connection, check_size
 from manyhands.launchers.control.remote_calls import CallResult
-from manyhands.launchers.supervision.diagnosis import CodePosition
-from manyhands.launchers.supervision.status_page import Address, slot
+from manyhands.launchers.control.status_page import PageAddress, slot
 
-TICK = 0.1  # seconds between flushes of what was told
+TICK = 0.1  # seconds between two sends of queued messages
 HEARTBEAT = 0.25  # seconds after which a status is sent even if it has not changed
-LAST_WORDS = 0.5  # seconds to send what was told before the process ends
-
-_PACKAGE = Path(__file__).parents[2]
-# A main thread in these waits for other workers, unless a wrapper delays it or a fault strikes on purpose.
-_WAITS = (f"{_PACKAGE}/transports/", "/torch/distributed/", "/mpi4py/", __file__)
-_WAITS_NOT = (f"{_PACKAGE}/transports/wrapper.py", f"{_PACKAGE}/engine/fault_injection/")
-_LIBRARY = f"{Path(threading.__file__).parent}/"
+FINAL_FLUSH = 0.5  # seconds to send what is queued before the process ends
 
 
 class Call(NamedTuple):
-    """Something to do: for a gang with the hosts of all ranks, for a trial without."""
+    """A function to run: for a worker group with the hosts of all ranks, for an executor without."""
 
     number: int
     hosts: tuple[str, ...] | None
     payload: bytes
-    board: Address | None = None  # where to write what one is doing
+    status_page: PageAddress | None = None
     gone: frozenset[int] = frozenset()
-    posted: Mapping[str, bytes] | None = None  # for one that joins: what others left for it
+    posted: Mapping[str, bytes] | None = None  # for a replacement: what other workers have posted
 
     @property
     def joining(self) -> bool:
-        """Whether the others are at work already."""
+        """Whether the other workers are running already."""
         return self.posted is not None
 
 
-def leave(code: int, lost: bool) -> None:
+def end_process(code: int, lost: bool) -> None:
     """End this process now, whatever its main thread is doing."""
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -68,145 +59,149 @@ def leave(code: int, lost: bool) -> None:
 
 @final
 class ControlClient:
-    """A Line over a wire; `next_call`, `answer` and `results` are for whoever serves the calls."""
+    """A ControlChannel over a connection; `next_call`, `answer`, `close` are for the code that runs calls."""
 
     stop: int | None = None
     status_slot: memoryview | None = None
-    gone: frozenset[int] = frozenset()  # never changed in place: the worker reads it in another thread
+    gone: frozenset[int] = frozenset()  # replaced, never changed: the worker reads it in another thread
 
     def __init__(
-        self, wire: Connection, rank: int, host: str, ending: Callable[[int, bool], None] = leave
+        self,
+        connection: Connection,
+        rank: int,
+        host: str,
+        on_end: Callable[[int, bool], None] = end_process,
     ) -> None:
-        """`ending` is called (with an exit code, and whether the hub was lost) in the thread, while armed."""
+        """`on_end(exit code, whether the server was lost)` is called in the thread, while armed."""
         self.armed = True
         self.orders: queue.SimpleQueue[Call | list[bytes] | None] = queue.SimpleQueue()
         self.lost = threading.Event()
-        self.leader = ("", 0)  # host and process of whoever leads, where that is a worker too
-        self._wire, self._rank = wire, rank
-        self._ending = ending
+        self.leader = ("", 0)  # host and pid of the leader, if it is a worker, too
+        self._connection, self._rank = connection, rank
+        self._on_end = on_end
         self._main = threading.main_thread().ident
         self._call = 0
-        self._working = False  # whether a call is being carried out
-        self._watch: Callable[[], RankStatus] | None = None
+        self._working = False  # whether a call is running
+        self._status_source: Callable[[], RankStatus] | None = None
         self._lock = threading.Lock()
-        self._told: list[bytes] = []
-        self._out: deque[tuple[Any, ...]] = deque()
+        self._messages: list[bytes] = []
+        self._outgoing: deque[tuple[Any, ...]] = deque()
         self._posted: Mapping[str, bytes] = {}
         self._exchanged: queue.SimpleQueue[tuple[int, int, list[bytes | None]]] = queue.SimpleQueue()
         self._exchanges = 0
-        self._counted = True  # whether exchanges wait for this worker
+        self._takes_part = True  # whether exchanges wait for this worker
         self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._exchanging = False
-        self._said: RankStatus | None = None
-        self._said_at = 0.0
+        self._sent_status: RankStatus | None = None
+        self._sent_at = 0.0
         self._wake_end, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
-        self._poll = select.poll()  # not select.select, which knows no descriptor above 1,023
+        self._poll = select.poll()  # not select.select, which cannot use descriptors above 1,023
         self._poll.register(self._wake_end, select.POLLIN)
-        wire.send("hello", rank, host, os.getpid())
-        self._thread = threading.Thread(target=self._run, name="manyhands-link", daemon=True)
+        connection.send("hello", rank, host, os.getpid())
+        self._thread = threading.Thread(target=self._run, name="manyhands-control", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------ the worker's side: a Line
+    # ------------------------------------------------------------------ the worker's side: a ControlChannel
     def exchange(self, value: Any) -> list[Any]:
-        """Everybody's value by rank; all ranks must come here, and who is gone has None."""
-        assert self._counted, "a worker that joins says `joined` before its first exchange"
+        """All workers' values by rank, None for those that are gone; all ranks must call it."""
+        assert self._takes_part, "a replacement calls `joined` before its first exchange"
         self._exchanges += 1
-        asked = (self._call, self._exchanges)
+        current = (self._call, self._exchanges)
         self._exchanging = True
         try:
-            self._say("exchange", *asked, _frame(value))
+            self._send("exchange", *current, _pickled(value))
             while True:
                 call, number, values = self._exchanged.get()
-                if (call, number) == asked:  # an earlier call may have been interrupted in one
-                    return [None if each is None else _value(each) for each in values]
+                if (call, number) == current:  # an earlier call may have been interrupted in an exchange
+                    return [None if each is None else _unpickled(each) for each in values]
         finally:
             self._exchanging = False
 
     def tell(self, message: Any) -> None:
-        """For the parent to hear; sent with the next tick."""
-        frame = _frame(message)  # now: it may change before it is sent
+        """Send a message to the parent, with the next tick."""
+        frame = _pickled(message)  # now: it may change before it is sent
         with self._lock:
-            self._told.append(frame)
+            self._messages.append(frame)
 
     def watch(self, status: Callable[[], RankStatus]) -> None:
-        """From now on this function says what the worker is doing."""
-        self._watch = status
+        """From now on this function returns the worker's status."""
+        self._status_source = status
 
     def post(self, name: str, value: Any) -> None:
-        """A fact for those who join later; sent now, after all that was told."""
-        frame = _frame(value)
+        """Leave a value for replacements; sent now, after all earlier messages."""
+        frame = _pickled(value)
         self._report(final=True)
-        self._say("post", name, frame)
+        self._send("post", name, frame)
 
     def joined(self) -> int:
-        """From now on exchanges wait for this worker; the next one has the number that others give it."""
-        if not self._counted:
-            self._say("joined", self._call)
+        """From now on exchanges wait for this worker; returns how many the others have completed."""
+        if not self._takes_part:
+            self._send("joined", self._call)
             self._exchanges = self._admitted.get()
-            self._counted = True
+            self._takes_part = True
         return self._exchanges
 
     @property
     def posted(self) -> dict[str, Any]:
         """What had been posted when this worker joined."""
-        return {name: _value(each) for name, each in self._posted.items()}
+        return {name: _unpickled(each) for name, each in self._posted.items()}
 
-    # ------------------------------------------------------------------ for whoever serves the calls
+    # ------------------------------------------------------------------ for the code that runs calls
     def next_call(self) -> Call | list[bytes] | None:
-        """Wait for something to do, for everybody's results, or for None: there is nothing more."""
+        """Wait for a call, for the results of all workers, or for None: there are no more."""
         order = self.orders.get()
         if isinstance(order, Call):
             self._call, self._exchanges, self._working = order.number, 0, True
-            self._counted, self._posted = not order.joining, order.posted or {}
-            self.status_slot = slot(order.board, self._rank)
+            self._takes_part, self._posted = not order.joining, order.posted or {}
+            self.status_slot = slot(order.status_page, self._rank)
         return order
 
-    def answer(self, answer: CallResult) -> None:
-        """Say what came of the call, after everything that was told during it."""
+    def answer(self, result: CallResult) -> None:
+        """Send the result of the call, after all messages that were sent during it."""
         self._report(final=True)
-        self._working, self._watch = False, None
-        self._say("answer", self._call, answer)
+        self._working, self._status_source = False, None
+        self._send("result", self._call, result)
 
-    def await_end(self, seconds: float) -> None:
-        """In the thread: wait until the hub is gone, at most so long."""
+    def await_close(self, seconds: float) -> None:
+        """In the thread: wait until the server has closed the connection, at most this long."""
         until = time.monotonic() + seconds
         poll = select.poll()
-        poll.register(self._wire, select.POLLIN)
+        poll.register(self._connection, select.POLLIN)
         with contextlib.suppress(EOFError, OSError):
             while (left := until - time.monotonic()) > 0:
                 poll.poll(1000 * left)
-                self._wire.messages()
+                self._connection.messages()
 
     def close(self) -> None:
-        """Send what is left and stop listening."""
+        """Send what is queued and end the thread."""
         self.armed = False
-        self._say(None)
-        self._thread.join(LAST_WORDS + 1)
+        self._send(None)
+        self._thread.join(FINAL_FLUSH + 1)
 
     # ------------------------------------------------------------------ the thread
-    def _say(self, *message: Any) -> None:
-        self._out.append(message)
+    def _send(self, *message: Any) -> None:
+        self._outgoing.append(message)
         with contextlib.suppress(BlockingIOError):  # already awake
             os.write(self._waker, b"!")
 
     def _run(self) -> None:
         try:
-            while self._turn_in_want():
+            while self._turn_despite_low_memory():
                 pass
-            self._wire.flush_for(LAST_WORDS)
+            self._connection.flush_for(FINAL_FLUSH)
         except (EOFError, OSError, ManyhandsError) as error:
-            if isinstance(error, ManyhandsError):  # all that was told at once is too much
+            if isinstance(error, ManyhandsError):  # the messages of one tick are too large together
                 print(f"error: {error}", file=sys.stderr, flush=True)
             self.lost.set()
             if self.armed:
-                self._ending(1, True)
+                self._on_end(1, True)
             self.orders.put(None)
         finally:
-            self._wire.close()
+            self._connection.close()
 
-    def _turn_in_want(self) -> bool:
-        """A round that is tried again when memory is short: the worker itself may be about to say so."""
+    def _turn_despite_low_memory(self) -> bool:
+        """One round, repeated later if memory is short: the worker itself may be about to report that."""
         try:
             return self._turn()
         except MemoryError:
@@ -214,23 +209,23 @@ class ControlClient:
             return True
 
     def _turn(self) -> bool:
-        """One round of listening and speaking; false when told to end."""
+        """One round of receiving and sending; false if the thread is to end."""
         both = select.POLLIN | select.POLLOUT
-        self._poll.register(self._wire, both if self._wire.pending else select.POLLIN)
+        self._poll.register(self._connection, both if self._connection.pending else select.POLLIN)
         ready = [fd for fd, _ in self._poll.poll(1000 * TICK)]
         if self._wake_end in ready:
             os.read(self._wake_end, 4096)
-        if self._wire.fileno() in ready:
-            for message in self._wire.messages():
+        if self._connection.fileno() in ready:
+            for message in self._connection.messages():
                 self._obey(*message)
         self._report()
-        while self._out:
-            message = self._out[0]
+        while self._outgoing:
+            message = self._outgoing[0]
             if message == (None,):
                 return False
-            self._wire.send(*message)
-            self._out.popleft()
-        self._wire.flush()
+            self._connection.send(*message)
+            self._outgoing.popleft()
+        self._connection.flush()
         return True
 
     def _obey(self, order: str, *content: Any) -> None:
@@ -246,73 +241,51 @@ class ControlClient:
             self.gone = content[0] - {self._rank}
         elif order == "joined":
             self._admitted.put(content[0])
-        elif order == "where":
-            self._out.append(("where", self._position()))
+        elif order == "position":
+            self._outgoing.append(("position", position_of(self._main)))
         elif order == "leader":
             self.leader = (content[0], content[1])
         elif order in ("results", "end"):
-            self.armed = False  # here, not where it is read: the hub may be gone before that
+            self.armed = False  # here, not where it is read: the server may be gone before that
             self.orders.put(content[0] if content else None)
         elif order == "abort":
             self._report(final=True)
-            while self._out:
-                self._wire.send(*self._out.popleft())
-            self._wire.flush_for(LAST_WORDS)
+            while self._outgoing:
+                self._connection.send(*self._outgoing.popleft())
+            self._connection.flush_for(FINAL_FLUSH)
             if self.armed:
-                self._ending(content[0], False)
+                self._on_end(content[0], False)
 
     def _report(self, final: bool = False) -> None:
-        """Queue what was told, and the status when it is news."""
+        """Queue the messages, and the status if it has changed or is due."""
         now = time.monotonic()
         status = self._status()
         with self._lock:
-            news = status != self._said or now - self._said_at >= HEARTBEAT
-            if not (self._told or (news and self._working) or final):
+            due = status != self._sent_status or now - self._sent_at >= HEARTBEAT
+            if not (self._messages or (due and self._working) or final):
                 return
-            told, self._told = self._told, []
-            self._said, self._said_at = status, now
-            self._out.append(("news", self._call, status, told))
+            messages, self._messages = self._messages, []
+            self._sent_status, self._sent_at = status, now
+            self._outgoing.append(("report", self._call, status, messages))
 
     def _status(self) -> RankStatus | None:
-        if self._watch is None:
+        if self._status_source is None:
             return None
         try:
-            status = self._watch()
-        except Exception:  # noqa: BLE001 (it looks at a worker in the middle of its work)
-            return self._said
-        if self._exchanging:  # whatever phase that is part of, it waits for others
+            status = self._status_source()
+        except Exception:  # noqa: BLE001 (it reads a worker that is in the middle of its work)
+            return self._sent_status
+        if self._exchanging:  # in any phase: it waits for other workers
             return status._replace(phase="wait", operation=f"exchange {self._exchanges}")
         return status
 
-    def _position(self) -> CodePosition:
-        frame = sys._current_frames().get(self._main or 0)
-        if frame is None:
-            return CodePosition("", False)
-        return CodePosition("".join(traceback.format_stack(frame)), is_waiting(frame))
 
-
-def is_waiting(innermost: FrameType) -> bool:
-    """Whether a thread in this frame waits for other workers."""
-    frame: FrameType | None = innermost
-    # The standard library says how a thread waits, not why: whoever called it does.
-    while frame is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    file = frame.f_code.co_filename
-    return any(part in file for part in _WAITS) and not file.startswith(_WAITS_NOT)
-
-
-def _frame(value: Any) -> bytes:
+def _pickled(value: Any) -> bytes:
     return check_size(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
-def _value(frame: bytes) -> Any:
+def _unpickled(frame: bytes) -> Any:
     return pickle.loads(frame)  # noqa: S301 (from our own workers)
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARY) and "-packages" not in file
 
 
 def _try_to_flush(stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""A call on its way to a worker, and what came of it on its way back."""
+"""Remote calls: a function and its arguments on the way to a worker, its result or error on the way back."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ from manyhands.core.rank_info import RankInfo
 from manyhands.core.tracebacks import users_line
 from manyhands.launchers.control.connection import check_size
 
-# ours: one of our errors; peer: one that only says that somebody else failed; exit: sys.exit
-Kind = Literal["ours", "peer", "exit", "other"]
+# ours: a ManyhandsError; peer: an error that only reports that another worker failed; exit: sys.exit
+FailureKind = Literal["ours", "peer", "exit", "other"]
 
-# What a library says when its peer is gone: a consequence, whatever type it has.
-_PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused")
+# What libraries say when a peer is gone, in exceptions of any type.
+_PEER_MESSAGES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+)
 
 
 class Failure(NamedTuple):
-    """A call that raised."""
+    """How a call failed."""
 
-    kind: Kind
+    kind: FailureKind
     name: str  # of the exception's type
     text: str
     trace: str  # the formatted traceback
-    where: str = ""  # `file:line in function`, the innermost
-    pickled: bytes | None = None  # the exception, where it survives the journey
+    pickled: bytes | None = None  # the exception, if it can be pickled
     code: int = 0  # of sys.exit
-    own: str = ""  # `file:line in function`, the innermost of the user's own code
+    user_line: str = ""  # `file:line in function` of the innermost frame in the user's code
 
     def error(self) -> Exception | None:
-        """The exception itself; one that is not a sentence of ours with its traceback as a note."""
+        """The exception itself; one that is not a ManyhandsError has its traceback as a note."""
         if self.pickled is None:
             return None
         error: Exception = pickle.loads(self.pickled)  # noqa: S301 (from our own worker)
@@ -52,7 +56,7 @@ class CallResult(NamedTuple):
     failure: Failure | None = None
 
 
-NONE = CallResult(pickle.dumps(None))  # that of a worker that was lost
+NONE = CallResult(pickle.dumps(None))  # the result of a worker that was lost
 
 
 def pack(
@@ -62,10 +66,10 @@ def pack(
     *,
     same_script: bool = False,
 ) -> bytes:
-    """A call as bytes; what cannot travel is answered with a sentence.
+    """A call as bytes; UsageError if it cannot be pickled.
 
-    Worker processes do not run the caller's script again, so what is defined in it is not there for them,
-    except where every worker was started with the same script.
+    Worker processes do not run the caller's script again, so they do not have what it defines, unless every
+    worker was started with the same script.
     """
     buffer = io.BytesIO()
     pickler = pickle.Pickler if same_script else _Pickler
@@ -80,18 +84,18 @@ def pack(
 
 
 def unpack(rank: int, value: bytes) -> Any:
-    """What a worker returned."""
+    """The value that a worker returned."""
     try:
         return pickle.loads(value)  # noqa: S301 (from our own worker)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise WorkerFailedError(
-            f"what worker {rank} returned cannot be unpickled here: {what}", rank
+            f"the result of worker {rank} cannot be unpickled here: {what}", rank
         ) from error
 
 
 def check_workers(launcher: str, workers: int) -> None:
-    """A launcher needs somebody to start."""
+    """Refuse a number of workers below 1."""
     if workers < 1:
         raise UsageError(f"the {launcher} launcher runs 1 worker or more, not {workers}")
 
@@ -111,9 +115,9 @@ class _Pickler(pickle.Pickler):
 def perform(
     payload: bytes, info: RankInfo | None, through: tuple[type[BaseException], ...] = ()
 ) -> CallResult:
-    """Carry out a call, with its place as the first argument where it has one.
+    """Run a call, with the rank info as the first argument if there is one.
 
-    What it raises is part of the answer, except what is to go through.
+    What it raises becomes part of the result, except exceptions of the types in `through`.
     """
     try:
         function, arguments, keywords = pickle.loads(payload)  # noqa: S301 (from our own parent)
@@ -121,7 +125,7 @@ def perform(
         return CallResult(check_size(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)))
     except through:
         raise
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it is told)
+    except BaseException as error:  # noqa: BLE001 (any error is reported to the parent)
         return CallResult(failure=_failure(error))
 
 
@@ -130,23 +134,20 @@ def _failure(error: BaseException) -> Failure:
     try:
         error = error.with_traceback(frames)
         trace = "".join(traceback.format_exception(error))
-        last = traceback.extract_tb(frames)[-1:]
-        where = "".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in last)
         return Failure(
             _kind(error),
             type(error).__name__,
             str(error),
             trace,
-            where,
             _pickled(error),
             _code(error),
             users_line(frames),
         )
-    except MemoryError:  # no room even for that
+    except MemoryError:  # not enough memory even for that
         return Failure(_kind(error), type(error).__name__, "", "")
 
 
-def _kind(error: BaseException) -> Kind:
+def _kind(error: BaseException) -> FailureKind:
     if isinstance(error, SystemExit):
         return "exit"
     if isinstance(error, PeerLostError | DeadlineError | ConnectionError):
@@ -154,18 +155,18 @@ def _kind(error: BaseException) -> Kind:
     if isinstance(error, ManyhandsError):
         return "ours"
     text = str(error).lower()
-    return "peer" if any(words in text for words in _PEER_WORDS) else "other"
+    return "peer" if any(message in text for message in _PEER_MESSAGES) else "other"
 
 
 def _code(error: BaseException) -> int:
-    """As the interpreter reads what sys.exit was given."""
+    """The exit code that the interpreter makes of the argument of sys.exit."""
     if not isinstance(error, SystemExit) or error.code is None:
         return 0
     return error.code if isinstance(error.code, int) else 1
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The exception, if it can be put together again from what pickle keeps of it."""
+    """The exception, if pickle can restore it."""
     if not isinstance(error, Exception):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Ranks 1 and above of a job that somebody else has started: what is run, the leader says."""
+"""Ranks 1 and above of a job that another program started: they run what the leader sends."""
 
 from __future__ import annotations
 
@@ -14,82 +14,87 @@ from manyhands.core.errors import ManyhandsError, WorkerFailedError
 from manyhands.core.rank_info import RankInfo
 from manyhands.launchers.control.client import Call, ControlClient
 from manyhands.launchers.control.connection import Connection
+from manyhands.launchers.control.handshake import connect_when_found, connect_with_retries
 from manyhands.launchers.control.remote_calls import perform
 from manyhands.launchers.env import rendezvous
-from manyhands.launchers.env.orphans import LOOK, OrphanWatch
-from manyhands.launchers.env.rendezvous import StarterInfo
-from manyhands.launchers.processes.worker_main import reach, reach_by
-from manyhands.launchers.supervision.diagnosis import Ending, WorkerState, ended, name
+from manyhands.launchers.env.parent_watch import CHECK, ParentWatch
+from manyhands.launchers.env.rendezvous import ClusterEnvironment
+from manyhands.launchers.supervision.diagnosis import exited, name
+from manyhands.launchers.worker_state import ProcessExit, WorkerState
 
-LEADER_SPEAKS = 5.0  # seconds it has for that
+LEADER_PRINTS = 5.0  # seconds that the leader has to print its message
 
 
 @final
 class EnvFollower:
-    """One line to the leader, kept from launch to launch."""
+    """One connection to the leader, kept from launch to launch."""
 
-    def __init__(self, found: StarterInfo, gather: float, watch: OrphanWatch | None = None) -> None:
-        self._found, self._watch = found, watch
-        self._link = ControlClient(self._meet(gather), found.rank, socket.gethostname(), self._leave)
-        self._link.armed = False
+    def __init__(self, cluster: ClusterEnvironment, timeout: float, watch: ParentWatch | None = None) -> None:
+        self._cluster, self._watch = cluster, watch
+        self._client = ControlClient(self._connect(timeout), cluster.rank, socket.gethostname(), self._end)
+        self._client.armed = False
 
     def follow(self) -> list[bytes]:
-        """Take part in the leader's next call, and return what everybody returned."""
+        """Take part in the leader's next call, and return the pickled results of all ranks."""
         with self._armed():
-            call = self._link.next_call()
+            call = self._client.next_call()
             if isinstance(call, Call):
                 self._answer(call)
-                results = self._link.next_call()
+                results = self._client.next_call()
                 if isinstance(results, list):
                     return results
-            raise WorkerFailedError(self._lost_leader())
+            raise WorkerFailedError(self._leader_lost())
 
     def serve(self) -> None:
-        """Run what the leader's executor sends, until it is shut down."""
+        """Run the calls of the leader's executor, until it is shut down."""
         with self._armed():
-            while isinstance(call := self._link.next_call(), Call):
+            while isinstance(call := self._client.next_call(), Call):
                 self._answer(call)
 
     def _answer(self, call: Call) -> None:
-        info = RankInfo(self._found.rank, call.hosts, self._link) if call.hosts else None
-        self._link.answer(perform(call.payload, info, through=(KeyboardInterrupt,)))
+        info = RankInfo(self._cluster.rank, call.hosts, self._client) if call.hosts else None
+        self._client.answer(perform(call.payload, info, through=(KeyboardInterrupt,)))
 
-    def _meet(self, gather: float) -> Connection:
-        found = self._found
-        if found.meets_here:
-            path = rendezvous.meeting_file(found)
-            return reach_by(lambda: rendezvous.read_note(path), gather, f"worker 0 did not come to {path}")
-        if found.address:
-            return reach(found.address, rendezvous.key_of(os.environ), gather)
-        return reach(*rendezvous.broadcast(None), gather)
+    def _connect(self, timeout: float) -> Connection:
+        cluster = self._cluster
+        if cluster.meets_here:
+            path = rendezvous.rendezvous_file(cluster)
+            return connect_when_found(
+                lambda: rendezvous.read_file(path), timeout, f"worker 0 was not found through {path}"
+            )
+        if cluster.address:
+            return connect_with_retries(cluster.address, rendezvous.key_of(os.environ), timeout)
+        return connect_with_retries(*rendezvous.broadcast(None), timeout)
 
     @contextlib.contextmanager
     def _armed(self) -> Iterator[None]:
-        """While it works for the leader, it ends with it; before and after, its life is its own."""
-        if self._link.lost.is_set():
-            raise WorkerFailedError(self._lost_leader())
-        self._link.armed = True
+        """During a call this process ends with the leader; before and after, it does not."""
+        if self._client.lost.is_set():
+            raise WorkerFailedError(self._leader_lost())
+        self._client.armed = True
         try:
             yield
         finally:
-            self._link.armed = False
+            self._client.armed = False
 
-    def _leave(self, code: int, lost: bool) -> NoReturn:
-        """Quietly: the leader speaks for all, and when it is gone, rank 1 does."""
-        if not lost:  # a starter kills all when the first one ends: not before the leader has spoken
-            self._link.await_end(LEADER_SPEAKS)
+    def _end(self, code: int, lost: bool) -> NoReturn:
+        """End this process without a message: the leader prints it, or rank 1 if the leader is gone."""
+        if (
+            not lost
+        ):  # torchrun kills all when the first one ends: not before the leader has printed its message
+            self._client.await_close(LEADER_PRINTS)
         elif self._watch is not None and self._watch.is_orphan():
-            time.sleep(2 * LOOK)  # the thread that watches says what has happened, and ends this process
-        elif self._found.rank == 1:
-            say(ManyhandsError(self._lost_leader()))
+            time.sleep(2 * CHECK)  # its thread prints what has happened, and ends this process
+        elif self._cluster.rank == 1:
+            print_error(ManyhandsError(self._leader_lost()))
         os._exit(code or 1)
 
-    def _lost_leader(self) -> str:
-        leader = WorkerState(0, *self._link.leader)
-        return f"{name(leader, self._found.size)} {ended(Ending('lost'))}"
+    def _leader_lost(self) -> str:
+        leader = WorkerState(0, *self._client.leader)
+        return f"{name(leader, self._cluster.size)} {exited(ProcessExit('lost'))}"
 
 
-def say(error: BaseException) -> None:
-    """On stderr, as the command line does, by a process that ends at once."""
+def print_error(error: BaseException) -> None:
+    """Print an error to stderr as the command line does, in a process that ends at once."""
     text = str(error).replace("\n", "\n       ")
     print(f"error: {text}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Workers that somebody else has started: this process is one of them, and rank 0 leads.
+"""Workers that another program started: this process is one of them, and rank 0 leads.
 
-What the workers write stays where the starter puts it; SIGINT and SIGTERM reach each of them by the starter.
+The output of the workers goes where that program sends it; SIGINT and SIGTERM reach each worker through it.
 """
 
 from __future__ import annotations
@@ -11,95 +11,95 @@ from concurrent.futures import Executor
 from typing import Any, final
 
 from manyhands.core.errors import UsageError
-from manyhands.launchers.base import PLAIN, Supervision
+from manyhands.launchers.base import DEFAULT_SUPERVISION, SupervisionOptions
 from manyhands.launchers.control.remote_calls import pack, unpack
 from manyhands.launchers.env import rendezvous
 from manyhands.launchers.env.follower import EnvFollower
 from manyhands.launchers.env.leader import EnvLeader
-from manyhands.launchers.env.orphans import OrphanWatch
-from manyhands.launchers.env.rendezvous import StarterInfo, detect
+from manyhands.launchers.env.parent_watch import ParentWatch
+from manyhands.launchers.env.rendezvous import ClusterEnvironment, detect
 from manyhands.launchers.inline import InlineExecutor
 
-GATHER = 300.0  # seconds for all ranks to come: a starter may be slow on some hosts
+RENDEZVOUS_TIMEOUT = 300.0  # seconds for all ranks to connect: some hosts may start slowly
 
 
 @final
 class EnvLauncher:
-    """This process and its peers, as torchrun, mpirun or Slurm have started them."""
+    """This process and its peers, as torchrun, mpirun or Slurm started them."""
 
-    def __init__(self, gather: float = GATHER) -> None:
-        """`gather` is how many seconds all ranks have to come."""
-        found = detect(os.environ)
-        if found is None:
+    def __init__(self, timeout: float = RENDEZVOUS_TIMEOUT) -> None:
+        """`timeout`: seconds for all ranks to connect."""
+        cluster = detect(os.environ)
+        if cluster is None:
             needed = ", ".join(rendezvous.TORCHRUN)
             raise UsageError(
-                f"launcher env is for workers that torchrun ({needed}), mpirun or srun has started, "
+                f"launcher env needs a process that torchrun ({needed}), mpirun or srun started, "
                 "and this process is not one of them"
             )
-        if found.size > 1 and found.address and not found.meets_here:
-            rendezvous.key_of(os.environ)  # now: before anything is made or waited for
-        self._found, self._gather = found, gather
-        self.leads = found.rank == 0
-        _watch(found)
+        if cluster.size > 1 and cluster.address and not cluster.meets_here:
+            rendezvous.key_of(os.environ)  # now: before anything is created or waited for
+        self._cluster, self._timeout = cluster, timeout
+        self.leads = cluster.rank == 0
+        _watch(cluster)
 
     def warm_up(self) -> None:
-        """Every rank imports for itself."""
+        """There is nothing to start: every rank imports for itself."""
 
     def launch(
-        self, function: Callable[..., Any], workers: int, *arguments: Any, supervision: Supervision = PLAIN
+        self,
+        function: Callable[..., Any],
+        workers: int,
+        *arguments: Any,
+        supervision: SupervisionOptions = DEFAULT_SUPERVISION,
     ) -> list[Any]:
-        """Run rank 0's function once a worker; every rank gets what each of them returned."""
+        """Run rank 0's function once per worker; every rank gets the results of all."""
         if not self.leads:
-            return [
-                unpack(rank, value)
-                for rank, value in enumerate(_follower(self._found, self._gather).follow())
-            ]
-        if workers != self._found.size:
-            raise UsageError(f"{self._found.starter} has started {self._found.size} workers, not {workers}")
+            values = _follower(self._cluster, self._timeout).follow()
+            return [unpack(rank, value) for rank, value in enumerate(values)]
+        if workers != self._cluster.size:
+            raise UsageError(f"{self._cluster.starter} started {self._cluster.size} workers, not {workers}")
         payload = pack(function, arguments, same_script=True)
-        values = _leader(self._found).lead(payload, supervision, self._gather)
+        values = _leader(self._cluster).lead(payload, supervision, self._timeout)
         return [unpack(rank, value) for rank, value in enumerate(values)]
 
     def executor(self, workers: int) -> Executor:
         """Ranks 1 and above run the calls that rank 0 submits; alone, rank 0 runs them itself.
 
-        Where this process does not lead, it serves until the leader's executor is shut down; what it then
-        gets is an executor that is shut down as well.
+        A process that does not lead runs calls until the leader's executor is shut down, and gets an
+        executor that is shut down as well.
         """
         if not self.leads:
-            _follower(self._found, self._gather).serve()
+            _follower(self._cluster, self._timeout).serve()
             closed = InlineExecutor()
             closed.shutdown()
             return closed
-        return (
-            InlineExecutor()
-            if self._found.size == 1
-            else _leader(self._found).executor(workers, self._gather)
-        )
+        if self._cluster.size == 1:
+            return InlineExecutor()
+        return _leader(self._cluster).executor(workers, self._timeout)
 
 
-# One hub and one line a process, kept from launch to launch.
-_leading: EnvLeader | None = None
-_following: EnvFollower | None = None
-_watching: OrphanWatch | None = None
+# One leader or follower per process, kept from launch to launch.
+_the_leader: EnvLeader | None = None
+_the_follower: EnvFollower | None = None
+_the_watch: ParentWatch | None = None
 
 
-def _watch(found: StarterInfo) -> OrphanWatch:
-    global _watching  # noqa: PLW0603 (a process has one parent)
-    if _watching is None:
-        _watching = OrphanWatch(found, os.environ)
-    return _watching
+def _watch(cluster: ClusterEnvironment) -> ParentWatch:
+    global _the_watch  # noqa: PLW0603 (a process has one parent)
+    if _the_watch is None:
+        _the_watch = ParentWatch(cluster, os.environ)
+    return _the_watch
 
 
-def _leader(found: StarterInfo) -> EnvLeader:
-    global _leading  # noqa: PLW0603 (a process has one place in its job)
-    if _leading is None:
-        _leading = EnvLeader(found, _watch(found))
-    return _leading
+def _leader(cluster: ClusterEnvironment) -> EnvLeader:
+    global _the_leader  # noqa: PLW0603 (a process has one rank in its job)
+    if _the_leader is None:
+        _the_leader = EnvLeader(cluster, _watch(cluster))
+    return _the_leader
 
 
-def _follower(found: StarterInfo, gather: float) -> EnvFollower:
-    global _following  # noqa: PLW0603 (a process has one place in its job)
-    if _following is None:
-        _following = EnvFollower(found, gather, _watch(found))
-    return _following
+def _follower(cluster: ClusterEnvironment, timeout: float) -> EnvFollower:
+    global _the_follower  # noqa: PLW0603 (a process has one rank in its job)
+    if _the_follower is None:
+        _the_follower = EnvFollower(cluster, timeout, _watch(cluster))
+    return _the_follower

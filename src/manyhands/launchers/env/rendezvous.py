@@ -1,16 +1,16 @@
-"""Under which starter this process runs, as which rank, and where the ranks of its job meet.
+"""Rendezvous: which program started this process, as which rank, and how the ranks of its job connect.
 
-`detect` reads environment variables and nothing else. How the meeting place is found:
+`detect` reads environment variables and nothing else. How ranks find the address and the key of rank 0:
 
-    any, one host     a note in a folder that only this user can look into, named after the job: an address
-                      that no other host can reach, and a random key
+    any, one host     in a file in a folder that only this user can open, named after the job: an address that
+                      no other host can reach, and a random key
     mpirun, hosts     address and a random key, broadcast by mpi4py
     torchrun, hosts   MASTER_ADDR, and MASTER_PORT + 1 (torchrun's own agent listens at MASTER_PORT)
     Slurm, hosts      MASTER_ADDR or the first host of the step, and a port made from the job's number
     MANYHANDS_PORT    replaces the port
 
-Whoever knows the key can run code as this user. So where the starter carries no secret between hosts, the
-user must: MANYHANDS_KEY, the same everywhere, or nobody listens (docs/security.md).
+A process that knows the key can run code as this user. torchrun and Slurm carry no secret between hosts, so
+the user must: MANYHANDS_KEY, the same everywhere; without it rank 0 does not listen (docs/security.md).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from manyhands.core.atomic_files import open_regular
 from manyhands.core.errors import UsageError, shown
 
 PORT, KEY = "MANYHANDS_PORT", "MANYHANDS_KEY"
-SECRET = 16  # characters that a user's key must have
-NOTE = 4096  # characters that a note may have
+MIN_SECRET = 16  # characters of a user's key
+MAX_FILE = 4096  # characters of a rendezvous file
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Starter = Literal["torchrun", "mpirun", "slurm"]
 
 
-class StarterInfo(NamedTuple):
-    """One rank of a job that somebody else has started."""
+class ClusterEnvironment(NamedTuple):
+    """One rank of a job that torchrun, mpirun or Slurm started."""
 
     starter: Starter
     rank: int
     size: int
     local_rank: int
-    local_size: int  # 0: not told
-    job: str  # tells this job from others of the same user
-    address: str = ""  # `host:port` where the starter fixes it; empty: by file or broadcast
+    local_size: int  # 0: unknown
+    job_id: str  # differs from other jobs of the same user
+    address: str = ""  # `host:port` if the starter determines it; empty: by file or broadcast
 
     @property
     def one_host(self) -> bool:
@@ -58,16 +58,16 @@ class StarterInfo(NamedTuple):
 
     @property
     def meets_here(self) -> bool:
-        """Whether all ranks find each other without leaving this host."""
+        """Whether the ranks find each other without leaving this host."""
         return self.one_host or is_loopback(self.address.rpartition(":")[0])
 
 
-def detect(environ: Mapping[str, str]) -> StarterInfo | None:
-    """The job this process is a rank of, or None when it is a process of its own."""
+def detect(environ: Mapping[str, str]) -> ClusterEnvironment | None:
+    """The job that this process is a rank of; None if it was started alone."""
     return _torchrun(environ) or _open_mpi(environ) or _slurm(environ) or _pmi(environ)
 
 
-def _torchrun(environ: Mapping[str, str]) -> StarterInfo | None:
+def _torchrun(environ: Mapping[str, str]) -> ClusterEnvironment | None:
     if not {"RANK", "WORLD_SIZE"} <= environ.keys():
         return None
     if PORT not in environ and not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
@@ -75,7 +75,7 @@ def _torchrun(environ: Mapping[str, str]) -> StarterInfo | None:
     host = environ.get("MASTER_ADDR", "127.0.0.1")
     port = _number(environ, PORT) if PORT in environ else _number(environ, "MASTER_PORT") + 1
     job = ":".join(environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
-    return StarterInfo(
+    return ClusterEnvironment(
         "torchrun",
         _number(environ, "RANK"),
         _number(environ, "WORLD_SIZE"),
@@ -86,10 +86,10 @@ def _torchrun(environ: Mapping[str, str]) -> StarterInfo | None:
     )
 
 
-def _open_mpi(environ: Mapping[str, str]) -> StarterInfo | None:
+def _open_mpi(environ: Mapping[str, str]) -> ClusterEnvironment | None:
     if not {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"} <= environ.keys():
         return None
-    return StarterInfo(
+    return ClusterEnvironment(
         "mpirun",
         _number(environ, "OMPI_COMM_WORLD_RANK"),
         _number(environ, "OMPI_COMM_WORLD_SIZE"),
@@ -99,11 +99,11 @@ def _open_mpi(environ: Mapping[str, str]) -> StarterInfo | None:
     )
 
 
-def _pmi(environ: Mapping[str, str]) -> StarterInfo | None:
-    """MPICH, Intel MPI and others that start ranks by way of Hydra."""
+def _pmi(environ: Mapping[str, str]) -> ClusterEnvironment | None:
+    """MPICH, Intel MPI and others that start ranks with Hydra."""
     if not {"PMI_RANK", "PMI_SIZE"} <= environ.keys():
         return None
-    return StarterInfo(
+    return ClusterEnvironment(
         "mpirun",
         _number(environ, "PMI_RANK"),
         _number(environ, "PMI_SIZE"),
@@ -113,8 +113,8 @@ def _pmi(environ: Mapping[str, str]) -> StarterInfo | None:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> StarterInfo | None:
-    """A step of srun; the shell that sbatch gives is not one, whatever the size of its allocation."""
+def _slurm(environ: Mapping[str, str]) -> ClusterEnvironment | None:
+    """A step of srun; the shell of sbatch is not one, whatever the size of its allocation."""
     size = _number(environ, "SLURM_STEP_NUM_TASKS", 1)
     if size < 2 or "SLURM_PROCID" not in environ:
         return None
@@ -122,7 +122,7 @@ def _slurm(environ: Mapping[str, str]) -> StarterInfo | None:
     job = f"{environ.get('SLURM_JOB_ID', '0')}.{environ.get('SLURM_STEP_ID', '0')}"
     by_job = 20_000 + int(hashlib.sha256(job.encode()).hexdigest(), 16) % 10_000
     port = _number(environ, PORT, by_job)
-    return StarterInfo(
+    return ClusterEnvironment(
         "slurm",
         _number(environ, "SLURM_PROCID"),
         size,
@@ -134,12 +134,12 @@ def _slurm(environ: Mapping[str, str]) -> StarterInfo | None:
 
 
 def nodes(text: str) -> list[str]:
-    """Slurm's way to write host names: `node[01-03,07],x1` is node01, node02, node03, node07 and x1."""
+    """Expand Slurm's list of host names: `node[01-03,07],x1` is node01, node02, node03, node07 and x1."""
     return [host for part in _split(text) for host in _expand(part)]
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside brackets."""
+    """Split at the commas outside brackets."""
     return [part for part in re.split(r",(?![^\[]*\])", text) if part]
 
 
@@ -159,80 +159,80 @@ def _ranges(text: str) -> Iterator[str]:
 
 
 def key_of(environ: Mapping[str, str]) -> bytes:
-    """The key of a job whose starter carries none between hosts: the user's secret."""
+    """The key of a job whose starter carries none between hosts: made from the user's secret."""
     secret = environ.get(KEY, "")
-    if len(secret) < SECRET:
+    if len(secret) < MIN_SECRET:
         found = f"{KEY} has {len(secret)} characters" if secret else f"{KEY} is not set"
         raise UsageError(
-            f"workers on several hosts know each other by a secret of {SECRET} characters or more, and "
-            f"{found}: set it to the same on every host (python -c 'import secrets; "
-            "print(secrets.token_hex(32))')"
+            f"workers on several hosts need a shared secret of at least {MIN_SECRET} characters, and "
+            f"{found}: set it to the same value on every host "
+            "(python -c 'import secrets; print(secrets.token_hex(32))')"
         )
     return hashlib.sha256(f"manyhands:{secret}".encode()).digest()
 
 
-def meeting_file(found: StarterInfo) -> Path:
-    """Where the leader of a job on one host leaves a note."""
-    # A starter that names no job: its ranks on this host have one parent.
-    name = re.sub(r"[^\w.-]", "_", found.job or f"parent-{os.getppid()}")
+def rendezvous_file(cluster: ClusterEnvironment) -> Path:
+    """The file by which rank 0 of a job on one host tells the others its address and key."""
+    # If the starter names no job: the ranks on this host have the same parent.
+    name = re.sub(r"[^\w.-]", "_", cluster.job_id or f"parent-{os.getppid()}")
     return _private_folder() / f"manyhands-{name}.json"
 
 
-def invite(found: StarterInfo, address: str, key: bytes) -> Path:
-    """Leave a note for the others; returns where."""
+def write_rendezvous(cluster: ClusterEnvironment, address: str, key: bytes) -> Path:
+    """Write the rendezvous file; returns its path."""
     while True:
-        path = meeting_file(found)
-        with contextlib.suppress(FileNotFoundError):  # another job was over just now, and removed the folder
-            leave_note(path, address, key)
+        path = rendezvous_file(cluster)
+        with contextlib.suppress(FileNotFoundError):  # another job just ended and removed the folder
+            write_file(path, address, key)
             return path
 
 
-def leave_note(path: Path, address: str, key: bytes) -> None:
-    """For this user only, and whole or not at all."""
+def write_file(path: Path, address: str, key: bytes) -> None:
+    """Write address and key, readable by this user only, and atomically."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mode 600
     with os.fdopen(descriptor, "w") as file:
         json.dump({"address": address, "key": key.hex()}, file)
     Path(name).replace(path)
 
 
-def read_note(path: Path) -> tuple[str, bytes] | None:
-    """What the leader left, if it has; a note by another user is nobody's."""
+def read_file(path: Path) -> tuple[str, bytes] | None:
+    """Address and key, if rank 0 has written them; a file of another user is ignored."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with os.fdopen(open_regular(path)) as file:
             about = os.fstat(file.fileno())
             if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
                 return None
-            note = json.loads(file.read(NOTE))
-        return str(note["address"]), bytes.fromhex(note["key"])
+            content = json.loads(file.read(MAX_FILE))
+        return str(content["address"]), bytes.fromhex(content["key"])
     return None
 
 
-def remove_note(path: Path, address: str) -> None:
-    """Unless another leader has left its own there meanwhile."""
-    note = read_note(path)
-    if note is not None and note[0] == address:
+def remove_file(path: Path, address: str) -> None:
+    """Remove the file, unless another leader has written its own address there meanwhile."""
+    content = read_file(path)
+    if content is not None and content[0] == address:
         path.unlink(missing_ok=True)
         if path.parent == _folder_in_temp():
-            with contextlib.suppress(OSError):  # others have notes there
+            with contextlib.suppress(OSError):  # other jobs have files there
                 path.parent.rmdir()
 
 
-def broadcast(tell: Callable[[list[str]], tuple[str, bytes]] | None) -> tuple[str, bytes]:
-    """By MPI itself, between hosts: rank 0 hears where all are, and says by what to find it."""
+def broadcast(open_to: Callable[[list[str]], tuple[str, bytes]] | None) -> tuple[str, bytes]:
+    """By MPI itself, between hosts: rank 0 gets all host names, and broadcasts its address and key."""
     try:
         from mpi4py import MPI
     except ImportError as error:
         raise UsageError(
-            f"workers on several hosts of mpirun meet by mpi4py, which cannot be imported ({error}): "
+            f"workers that mpirun started on several hosts need mpi4py, which cannot be imported ({error}): "
             "pip install 'manyhands[mpi]'"
         ) from None
     hosts: list[str] | None = MPI.COMM_WORLD.gather(socket.gethostname(), 0)
-    told: tuple[str, bytes] = MPI.COMM_WORLD.bcast(tell(hosts or []) if tell else None, 0)
-    return told
+    found: tuple[str, bytes] = MPI.COMM_WORLD.bcast(open_to(hosts or []) if open_to else None, 0)
+    return found
 
 
 def _private_folder() -> Path:
-    """Only this user can look into it or put something there: the session's own, or one that is made."""
+    """A folder that only this user can read and write: the login session's own, or one that is created."""
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     if session and _is_private(Path(session)):
         return Path(session)
@@ -240,10 +240,10 @@ def _private_folder() -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # anybody can take a name there
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():  # any user can create this name there
         raise UsageError(
-            f"workers cannot meet in private: {folder} is not a folder of this user (its owner is user "
-            f"{about.st_uid}); have it removed, or set TMPDIR to a folder of your own"
+            f"workers cannot find each other safely: {folder} is not a folder of this user (its owner is "
+            f"user {about.st_uid}); remove it, or set TMPDIR to a folder of your own"
         )
     if stat.S_IMODE(about.st_mode) & 0o077:
         folder.chmod(0o700)
@@ -267,10 +267,10 @@ def _is_private(folder: Path) -> bool:
     )
 
 
-def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environ.get(name)
-    if text is None and otherwise is not None:
-        return otherwise
+    if text is None and default is not None:
+        return default
     try:
         return int(text or "")
     except ValueError:

@@ -1,8 +1,8 @@
-"""An executor whose calls run in the workers of a launcher, one a worker: a call that crashes fails alone.
+"""An executor whose calls run in worker processes, one per worker at a time: a call that crashes fails alone.
 
-A thread looks after the workers and is the only one that touches the hub:
+A thread supervises the workers and is the only one that uses the control server:
 
-    submit ──▶ pending ──▶ [thread] ── call ──▶ worker ── answer ──▶ [thread] ──▶ future
+    submit ──▶ pending ──▶ [thread] ── call ──▶ worker ── result ──▶ [thread] ──▶ future
 """
 
 from __future__ import annotations
@@ -11,151 +11,131 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 from manyhands.core.errors import ManyhandsError, WorkerFailedError
+from manyhands.launchers.base import ExecutorProcesses
 from manyhands.launchers.control.remote_calls import CallResult, pack, unpack
 from manyhands.launchers.control.server import ControlEvent, ControlServer
 from manyhands.launchers.supervision import diagnosis
-from manyhands.launchers.supervision.diagnosis import Ending, WorkerState
+from manyhands.launchers.worker_state import ProcessExit, WorkerState
 
 T = TypeVar("T")
 
-TICK = 0.5
+TICK = 0.5  # seconds
 LEAVE = 1.0  # seconds to leave before being killed
-STILLBORN = 3  # workers in a row that end before they begin: more would, too
+MAX_FAILED_STARTS = 3  # in a row: more workers would fail, too
 
 
-class ExecutorProcesses(Protocol):
-    """Where a pool's workers come from."""
-
-    certain: bool  # whether it tells how each process ended
-    together: bool  # whether all are started at once, when the first is needed
-    replaces: bool  # whether new ones can come for those that are gone
-
-    def start(self, ranks: Sequence[int], title: str) -> None:
-        """Let these come; they say hello."""
-
-    def ended(self) -> dict[int, Ending]:
-        """How processes ended, of all that have; WorkerFailedError when it has lost sight of them."""
-
-    def known(self, rank: int) -> WorkerState:
-        """Rank, host and process of a worker."""
-
-    def kill_all(self) -> None:
-        """End all that are left, and take them back."""
-
-    def close(self) -> None:
-        """Give back what it holds."""
-
-
-class _Item(NamedTuple):
+class _PendingCall(NamedTuple):
     future: Future[Any]
     payload: bytes
 
 
 @final
 class WorkerExecutor(Executor):
-    """At most so many calls at a time, each in a process that later ones use again."""
+    """Runs up to `workers` calls at a time, each in a process that later calls use again."""
 
     def __init__(
         self,
         workers: int,
-        hands: Callable[[ControlServer], ExecutorProcesses],
-        hub: ControlServer | None = None,
-        present: Iterable[int] = (),
+        make_processes: Callable[[ControlServer], ExecutorProcesses],
+        server: ControlServer | None = None,
+        connected: Iterable[int] = (),
         *,
         same_script: bool = False,
     ) -> None:
-        """`hub` is one whose workers are `present`; it is not closed, and its workers are not killed."""
+        """A given `server`, whose workers are `connected`, is not closed, and its workers are not killed."""
         self._size = workers
-        self._make_hands = hands
-        self._owns_hub = hub is None
-        self._hub = hub or ControlServer()
+        self._make_processes = make_processes
+        self._owns_server = server is None
+        self._server = server or ControlServer()
         self._same_script = same_script
         self._lock = threading.Lock()
-        self._pending: deque[_Item] = deque()
+        self._pending: deque[_PendingCall] = deque()
         self._closed = self._killed = False
         self._thread: threading.Thread | None = None
         # what follows belongs to the thread
-        self._numbers = itertools.count()
-        self._coming: set[int] = set()
-        self._idle: set[int] = set(present)
-        self._busy: dict[int, _Item] = {}
-        self._lost: dict[int, float] = {}
-        self._known: dict[int, WorkerState] = {}
-        self._stillborn = 0
+        self._ranks = itertools.count()
+        self._starting: set[int] = set()
+        self._idle: set[int] = set(connected)
+        self._running: dict[int, _PendingCall] = {}
+        self._disconnected: dict[int, float] = {}  # when, by rank
+        self._workers: dict[int, WorkerState] = {}
+        self._failed_starts = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run a call when a worker is free."""
+        """Run a call as soon as a worker is idle."""
         payload = pack(fn, args, kwargs, same_script=self._same_script)
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            self._pending.append(_Item(future, payload))
+            self._pending.append(_PendingCall(future, payload))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="manyhands-pool", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="manyhands-executor", daemon=True)
                 self._thread.start()
-        self._hub.wake()
+        self._server.wake()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """No more calls; what is running ends, and what is pending too unless it is canceled."""
+        """Refuse further calls; running calls are finished, and pending ones too unless they are canceled."""
         with self._lock:
             first, self._closed = not self._closed, True
             if cancel_futures:
-                for item in self._pending:
-                    item.future.cancel()
-                    item.future.set_running_or_notify_cancel()  # whoever waits for it hears of it
+                for call in self._pending:
+                    call.future.cancel()
+                    call.future.set_running_or_notify_cancel()  # wakes the threads that wait for it
                 self._pending.clear()
         if self._thread is None:
             if first:
-                if not self._owns_hub:
-                    self._make_hands(self._hub).close()
+                if not self._owns_server:
+                    self._make_processes(self._server).close()
                 self._close()
             return
-        self._hub.wake()
+        self._server.wake()
         if wait:
             self._thread.join()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Ctrl-C reaches this process only: nobody wants to wait for what was running.
+        # Ctrl-C reaches this process only: running calls are not waited for.
         self._killed = kind is not None and issubclass(kind, KeyboardInterrupt)
         self.shutdown(wait=True, cancel_futures=self._killed)
 
     # ------------------------------------------------------------------ the thread
     def _run(self) -> None:
-        hands: ExecutorProcesses | None = None
+        processes: ExecutorProcesses | None = None
         try:
-            hands = self._make_hands(self._hub)
+            processes = self._make_processes(self._server)
             while not self._is_over():
                 try:
-                    self._hire(hands)
-                    self._hand_out()
-                    self._listen(hands)
-                except WorkerFailedError as error:  # who starts workers is gone, and they with it
+                    self._start_workers(processes)
+                    self._assign_calls()
+                    self._poll(processes)
+                except (
+                    WorkerFailedError
+                ) as error:  # the process that starts workers is gone, and they with it
                     self._fail_running(error)
-                    self._count_stillborn(error)
-                    hands.close()
-                    hands = self._make_hands(self._hub)
-            if self._owns_hub:
-                self._send_home(hands)
-        except BaseException as error:  # noqa: BLE001 (a future that nobody completes would be waited for)
+                    self._count_failed_start(error)
+                    processes.close()
+                    processes = self._make_processes(self._server)
+            if self._owns_server:
+                self._dismiss(processes)
+        except BaseException as error:  # noqa: BLE001 (every future must be completed)
             self._fail_running(error)
             self._fail_pending(error)
-            if hands is not None:
-                hands.kill_all()
+            if processes is not None:
+                processes.kill_all()
         finally:
             with self._lock:
-                self._closed = True  # should it have failed: nobody is there any more
-            if hands is not None:
-                hands.close()
+                self._closed = True  # in case of an error: no thread is left to run calls
+            if processes is not None:
+                processes.close()
             self._close()
 
     def _is_over(self) -> bool:
@@ -163,112 +143,115 @@ class WorkerExecutor(Executor):
             self._fail_running(WorkerFailedError("stopped by Ctrl-C"))
             return True
         with self._lock:
-            return self._closed and not self._pending and not self._busy
+            return self._closed and not self._pending and not self._running
 
-    def _hire(self, hands: ExecutorProcesses) -> None:
-        """Start as many as are needed, and no more than there may be."""
-        here = len(self._coming) + len(self._idle) + len(self._busy)
+    def _start_workers(self, processes: ExecutorProcesses) -> None:
+        """Start as many workers as pending calls need, up to the size of the executor."""
+        present = len(self._starting) + len(self._idle) + len(self._running)
         with self._lock:
-            wanted = len(self._pending) - len(self._coming) - len(self._idle)
-        if not hands.replaces:
-            if not here:
+            needed = len(self._pending) - len(self._starting) - len(self._idle)
+        if not processes.can_start_more:
+            if not present:
                 self._fail_pending(WorkerFailedError("no worker is left to run this call"))
             return
-        count = min(wanted, self._size - here)
+        free = self._size - present
+        count = min(needed, free)
         if count > 0:
-            ranks = [next(self._numbers) for _ in range(self._size - here if hands.together else count)]
-            hands.start(ranks, "of a pool")
-            self._coming.update(ranks)
+            ranks = [next(self._ranks) for _ in range(free if processes.starts_all_at_once else count)]
+            processes.start(ranks, "of an executor")
+            self._starting.update(ranks)
 
-    def _hand_out(self) -> None:
+    def _assign_calls(self) -> None:
         while self._idle:
             with self._lock:
                 if not self._pending:
                     return
-                item = self._pending.popleft()
-            if item.future.set_running_or_notify_cancel():
+                call = self._pending.popleft()
+            if call.future.set_running_or_notify_cancel():
                 rank = self._idle.pop()
-                self._busy[rank] = item
-                self._hub.send(rank, "call", 0, None, item.payload)
+                self._running[rank] = call
+                self._server.send(rank, "call", 0, None, call.payload)
 
-    def _listen(self, hands: ExecutorProcesses) -> None:
-        for event in self._hub.poll(TICK):
-            self._take(event, hands)
+    def _poll(self, processes: ExecutorProcesses) -> None:
+        for event in self._server.poll(TICK):
+            self._take(event, processes)
         now = time.monotonic()
-        for rank, ending in hands.ended().items():
-            self._ended(rank, ending)
-        patient = 1.0 if hands.certain else 0.0
-        for rank, since in list(self._lost.items()):
-            if now - since >= patient:
-                self._ended(rank, Ending("lost"))
+        for rank, exit_ in processes.exits().items():
+            self._exited(rank, exit_)
+        grace = 1.0 if processes.reports_exits else 0.0
+        for rank, since in list(self._disconnected.items()):
+            if now - since >= grace:
+                self._exited(rank, ProcessExit("lost"))
 
-    def _take(self, event: ControlEvent, hands: ExecutorProcesses) -> None:
+    def _take(self, event: ControlEvent, processes: ExecutorProcesses) -> None:
         rank = event.rank
         if event.kind == "hello":
-            one = self._known[rank] = hands.known(rank)
+            one = self._workers[rank] = processes.describe(rank)
             one.host, one.pid = event.content
-            self._coming.discard(rank)
+            self._starting.discard(rank)
             self._idle.add(rank)
-            self._stillborn = 0
+            self._failed_starts = 0
         elif event.kind == "lost":
-            self._lost[rank] = time.monotonic()
-        elif event.kind == "answer" and rank in self._busy:
-            item = self._busy.pop(rank)
+            self._disconnected[rank] = time.monotonic()
+        elif event.kind == "result" and rank in self._running:
+            call = self._running.pop(rank)
             self._idle.add(rank)
-            self._complete(item, rank, event.content[1])
+            self._complete(call, rank, event.content[1])
 
-    def _complete(self, item: _Item, rank: int, answer: CallResult) -> None:
-        if answer.failure is None:
+    def _complete(self, call: _PendingCall, rank: int, result: CallResult) -> None:
+        if result.failure is None:
             try:
-                item.future.set_result(unpack(rank, answer.value))
+                call.future.set_result(unpack(rank, result.value))
             except ManyhandsError as error:
-                item.future.set_exception(error)
+                call.future.set_exception(error)
             return
-        message = f"{_name(self._known.get(rank))} {diagnosis.raised(answer.failure)}\n{answer.failure.trace}"
-        item.future.set_exception(answer.failure.error() or WorkerFailedError(message.rstrip(), rank))
+        message = (
+            f"{_name(self._workers.get(rank))} {diagnosis.raised(result.failure)}\n{result.failure.trace}"
+        )
+        call.future.set_exception(result.failure.error() or WorkerFailedError(message.rstrip(), rank))
 
-    def _ended(self, rank: int, ending: Ending) -> None:
-        self._lost.pop(rank, None)
+    def _exited(self, rank: int, exit_: ProcessExit) -> None:
+        self._disconnected.pop(rank, None)
         self._idle.discard(rank)
-        if rank in self._busy:
-            message = f"{_name(self._known.get(rank))} {diagnosis.ended(ending)} in the middle of a call"
-            self._busy.pop(rank).future.set_exception(WorkerFailedError(message, rank))
-        elif rank in self._coming:
-            self._coming.discard(rank)
-            message = f"a worker {diagnosis.ended(ending)} before it began"
-            self._count_stillborn(WorkerFailedError(message, rank))
+        if rank in self._running:
+            message = f"{_name(self._workers.get(rank))} {diagnosis.exited(exit_)} during a call"
+            self._running.pop(rank).future.set_exception(WorkerFailedError(message, rank))
+        elif rank in self._starting:
+            self._starting.discard(rank)
+            message = f"a worker {diagnosis.exited(exit_)} before it started"
+            self._count_failed_start(WorkerFailedError(message, rank))
 
-    def _count_stillborn(self, error: WorkerFailedError) -> None:
-        self._stillborn += 1
-        if self._stillborn >= STILLBORN:
-            self._stillborn = 0
+    def _count_failed_start(self, error: WorkerFailedError) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            self._failed_starts = 0
             self._fail_pending(error)
 
     def _fail_running(self, error: BaseException) -> None:
-        for item in self._busy.values():
-            item.future.set_exception(error)
-        for group in (self._busy, self._idle, self._coming, self._lost):
+        for call in self._running.values():
+            call.future.set_exception(error)
+        for group in (self._running, self._idle, self._starting, self._disconnected):
             group.clear()
 
     def _fail_pending(self, error: BaseException) -> None:
         with self._lock:
-            items = list(self._pending)
+            calls = list(self._pending)
             self._pending.clear()
-        for item in items:
-            if item.future.set_running_or_notify_cancel():
-                item.future.set_exception(error)
+        for call in calls:
+            if call.future.set_running_or_notify_cancel():
+                call.future.set_exception(error)
 
-    def _send_home(self, hands: ExecutorProcesses) -> None:
+    def _dismiss(self, processes: ExecutorProcesses) -> None:
         if not self._killed:
-            self._hub.send_all("end")
+            self._server.send_all("end")
             until = time.monotonic() + LEAVE
-            while self._hub.ranks and time.monotonic() < until:
-                self._hub.poll(TICK / 10)
-        hands.kill_all()
+            while self._server.connected and time.monotonic() < until:
+                self._server.poll(TICK / 10)
+        processes.kill_all()
 
     def _close(self) -> None:
-        if self._owns_hub:
-            self._hub.close()
+        if self._owns_server:
+            self._server.close()
 
 
 def _name(one: WorkerState | None) -> str:

@@ -1,11 +1,11 @@
-"""A process that has the heavy modules imported and forks workers from there: importing torch takes a second.
+"""A process that has imported the heavy modules and forks workers from there: importing torch takes a second.
 
-Why not multiprocessing's fork server: it runs the caller's script again in every child, so a script without
-an `if __name__ == "__main__"` would start itself without end. Here a child knows what it is sent, no more.
+Why not the fork server of multiprocessing: it runs the caller's script again in every child, so a script
+without an `if __name__ == "__main__"` would start itself without end. Here a child knows what it is sent.
 
-    parent ── control ──▶ nursery      one byte and a socket for each crew; when it closes, everything ends
-    parent ◀── crew ────▶ nursery      in: surroundings, fork (with the child's end of its line), kill
-                                       out: born, ended; when it closes, the crew's children are killed
+    parent ── control ──▶ fork server      one byte and a socket per session; when it closes, everything ends
+    parent ◀── session ─▶ fork server      in: settings, fork (with the child's end of its connection), kill
+                                           out: started, ended; when it closes, its children are killed
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from typing import Any, NamedTuple, final
 
 from manyhands.launchers.control.client import ControlClient
 from manyhands.launchers.control.connection import LENGTH, Connection
-from manyhands.launchers.processes.worker_main import redirect, serve
+from manyhands.launchers.processes.worker_main import serve
+from manyhands.launchers.worker_logs import redirect_output
 
-ORPHANED = 1.0  # seconds between looks at whether the parent is still there
+CHECK_PARENT = 1.0  # seconds between checks that the parent is alive
 PR_SET_PDEATHSIG = 1
 
 
 class ChildSettings(NamedTuple):
-    """What a child has from the process it works for, as it was when the crew was made."""
+    """What a child takes over from the parent, as it was when the session was opened."""
 
     environ: dict[str, str]
     path: list[str]
@@ -43,7 +44,7 @@ class ChildSettings(NamedTuple):
 
     @classmethod
     def of_this_process(cls) -> ChildSettings:
-        """As they are now."""
+        """The current settings of this process."""
         folder = ""
         with contextlib.suppress(OSError):  # it was removed meanwhile
             folder = str(Path.cwd())
@@ -60,7 +61,7 @@ class ForkRequest(NamedTuple):
 
 
 def send(channel: socket.socket, message: Any, *descriptors: int) -> None:
-    """A message, with descriptors that the other process receives as its own."""
+    """Send a message, with descriptors that the other process receives as its own."""
     frame = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     header = LENGTH.pack(len(frame))
     if descriptors:
@@ -70,18 +71,18 @@ def send(channel: socket.socket, message: Any, *descriptors: int) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:
-    """A message and its descriptors; EOFError when the other process has closed its end."""
+    """Receive a message and its descriptors; EOFError if the other process has closed its end."""
     header, descriptors, _, _ = socket.recv_fds(channel, LENGTH.size, 1)
     while len(header) < LENGTH.size:
-        header += _some(channel, LENGTH.size - len(header))
+        header += _recv(channel, LENGTH.size - len(header))
     (left,) = LENGTH.unpack(header)
     frame = bytearray()
     while len(frame) < left:
-        frame += _some(channel, left - len(frame))
+        frame += _recv(channel, left - len(frame))
     return pickle.loads(frame), descriptors  # noqa: S301 (from our own parent, over a private socket)
 
 
-def _some(channel: socket.socket, count: int) -> bytes:
+def _recv(channel: socket.socket, count: int) -> bytes:
     part = channel.recv(count)
     if not part:
         raise EOFError
@@ -89,10 +90,10 @@ def _some(channel: socket.socket, count: int) -> bytes:
 
 
 @dataclass(eq=False)
-class _Crew:
+class _Session:
     channel: socket.socket
-    surroundings: ChildSettings | None = None
-    children: dict[int, int] = field(default_factory=dict)  # process by rank
+    settings: ChildSettings | None = None
+    children: dict[int, int] = field(default_factory=dict)  # pid by rank
     open: bool = True  # whether the parent still sends
 
 
@@ -103,7 +104,7 @@ class ForkServer:
     def __init__(self, control: socket.socket, parent: int) -> None:
         self._control = control
         self._parent = parent
-        self._crews: list[_Crew] = []
+        self._sessions: list[_Session] = []
         self._selector = selectors.DefaultSelector()
         self._wake_end, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -116,9 +117,9 @@ class ForkServer:
     def run(self) -> None:
         """Fork, kill and report until the parent is gone; then no child is left."""
         while os.getppid() == self._parent:
-            for key, _ in self._selector.select(ORPHANED):
+            for key, _ in self._selector.select(CHECK_PARENT):
                 if key.fileobj is self._control:
-                    if not self._new_crew():
+                    if not self._open_session():
                         self._end()
                         return
                 elif key.fileobj is self._wake_end:
@@ -128,73 +129,76 @@ class ForkServer:
             self._reap()
         self._end()
 
-    def _new_crew(self) -> bool:
+    def _open_session(self) -> bool:
         byte, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
         if not byte:
             return False
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-            crew = _Crew(socket.socket(fileno=descriptor))
-            self._crews.append(crew)
-            self._selector.register(crew.channel, selectors.EVENT_READ, crew)
+            session = _Session(socket.socket(fileno=descriptor))
+            self._sessions.append(session)
+            self._selector.register(session.channel, selectors.EVENT_READ, session)
         return True
 
-    def _serve(self, crew: _Crew) -> None:
+    def _serve(self, session: _Session) -> None:
         try:
-            (order, content), descriptors = receive(crew.channel)
-        except (EOFError, OSError):  # no more orders: what is left of the crew goes
-            crew.open = False
-            self._selector.unregister(crew.channel)
-            for pid in crew.children.values():
+            (order, content), descriptors = receive(session.channel)
+        except (EOFError, OSError):  # no more orders: kill what is left
+            session.open = False
+            self._selector.unregister(session.channel)
+            for pid in session.children.values():
                 _kill(pid)
-            self._forget_if_over(crew)
+            self._forget_if_over(session)
             return
-        if order == "surroundings":
-            crew.surroundings = content
+        if order == "settings":
+            session.settings = content
         elif order == "fork":
-            (line,) = descriptors
-            self._fork(crew, content, line)
-            os.close(line)
-        elif order == "kill" and content in crew.children:
-            _kill(crew.children[content])
+            (connection,) = descriptors
+            self._fork(session, content, connection)
+            os.close(connection)
+        elif order == "kill" and content in session.children:
+            _kill(session.children[content])
 
-    def _fork(self, crew: _Crew, birth: ForkRequest, line: int) -> None:
-        nursery = os.getpid()
+    def _fork(self, session: _Session, request: ForkRequest, connection: int) -> None:
+        fork_server = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
-                self._grow_up(crew, birth, line, nursery)
-                os._exit(0)  # without ceremony: nothing of the nursery may run twice
-            except BaseException:  # noqa: BLE001 (it goes no further than this)
+                self._become_worker(session, request, connection, fork_server)
+                os._exit(0)  # without cleanup: nothing of the fork server may run twice
+            except BaseException:  # noqa: BLE001 (the child must never return to the fork server's loop)
                 traceback.print_exc()
             finally:
                 os._exit(70)
-        crew.children[birth.rank] = pid
-        self._report(crew, ("born", birth.rank, pid))
+        session.children[request.rank] = pid
+        self._report(session, ("started", request.rank, pid))
 
-    def _grow_up(self, crew: _Crew, birth: ForkRequest, line: int, nursery: int) -> None:
-        """In the child: forget the nursery and be a rank."""
-        die_with_parent(nursery)
+    def _become_worker(
+        self, session: _Session, request: ForkRequest, connection: int, fork_server: int
+    ) -> None:
+        """In the child: close what belongs to the fork server, and run calls."""
+        die_with_parent(fork_server)
         os.setpgid(0, 0)  # what it starts itself ends with it
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._selector.close()
-        for each in (self._control, self._wake_end, self._waker, *(one.channel for one in self._crews)):
+        for each in (self._control, self._wake_end, self._waker, *(one.channel for one in self._sessions)):
             each.close()
-        os.set_inheritable(line, False)
-        redirect(birth.log, birth.title)
-        assert crew.surroundings is not None
-        environ, path, argv, folder = crew.surroundings
+        os.set_inheritable(connection, False)
+        redirect_output(request.log, request.title)
+        assert session.settings is not None
+        environ, path, argv, folder = session.settings
         os.environ.clear()
         os.environ.update(environ)
         sys.path[:], sys.argv[:] = path, argv
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        serve(ControlClient(Connection(socket.socket(fileno=line)), birth.rank, birth.host), birth.rank)
+        client = ControlClient(Connection(socket.socket(fileno=connection)), request.rank, request.host)
+        serve(client, request.rank)
 
     def _reap(self) -> None:
-        """Report who ended, and end what they started: their groups still have their names until then."""
+        """Report children that ended, and end what they started: their process groups exist until then."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -204,37 +208,36 @@ class ForkServer:
                 return
             pid = found.si_pid
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(
-                    pid, signal.SIGTERM
-                )  # not SIGKILL: a resource tracker cleans up and leaves by itself
+                # not SIGKILL: a resource tracker cleans up and leaves by itself
+                os.killpg(pid, signal.SIGTERM)
             _, status = os.waitpid(pid, 0)
-            for crew in list(self._crews):
-                for rank in [rank for rank, child in crew.children.items() if child == pid]:
-                    del crew.children[rank]
-                    self._report(crew, ("ended", rank, status))
-                    self._forget_if_over(crew)
+            for session in list(self._sessions):
+                for rank in [rank for rank, child in session.children.items() if child == pid]:
+                    del session.children[rank]
+                    self._report(session, ("ended", rank, status))
+                    self._forget_if_over(session)
 
-    def _report(self, crew: _Crew, message: tuple[str, int, int]) -> None:
-        with contextlib.suppress(OSError):  # nobody wants to know any more
-            send(crew.channel, message)
+    def _report(self, session: _Session, message: tuple[str, int, int]) -> None:
+        with contextlib.suppress(OSError):  # the parent has closed its end
+            send(session.channel, message)
 
-    def _forget_if_over(self, crew: _Crew) -> None:
-        if not crew.open and not crew.children:
-            crew.channel.close()
-            self._crews.remove(crew)
+    def _forget_if_over(self, session: _Session) -> None:
+        if not session.open and not session.children:
+            session.channel.close()
+            self._sessions.remove(session)
 
     def _end(self) -> None:
-        for crew in self._crews:
-            for pid in crew.children.values():
+        for session in self._sessions:
+            for pid in session.children.values():
                 _kill(pid)
-        while any(crew.children for crew in self._crews):
+        while any(session.children for session in self._sessions):
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             self._reap()
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the system kill this process when its parent dies; where it cannot, the line's end does it."""
+    """Let the system kill this process when its parent dies; elsewhere it ends when its connection closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before that
@@ -247,13 +250,13 @@ def _kill(pid: int) -> None:
 
 
 def main(control: int, parent: int, modules: list[str]) -> None:
-    """Import, then fork on request of the parent."""
+    """Import the modules, then fork on request of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in modules:
-        with contextlib.suppress(Exception):  # the call that needs it will say what is wrong with it
+        with contextlib.suppress(Exception):  # the call that needs it will report what is wrong with it
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # or every collection in a child would copy all that it shares with the others
+    gc.freeze()  # otherwise every collection in a child would copy the memory that it shares with the others
     ForkServer(socket.socket(fileno=control), parent).run()
 
 

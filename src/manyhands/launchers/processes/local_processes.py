@@ -1,4 +1,4 @@
-"""Worker processes of this machine, as the process that they work for sees them: the nursery's other side."""
+"""Worker processes of this machine, as their parent sees them: the other side of the fork server."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from manyhands.core.formatting import plural
 from manyhands.launchers.control.connection import Connection
 from manyhands.launchers.control.server import ControlServer
 from manyhands.launchers.processes.fork_server import ChildSettings, ForkRequest, send
-from manyhands.launchers.processes.worker_main import log_of
-from manyhands.launchers.supervision.diagnosis import Ending, WorkerState, ended, ending_of
+from manyhands.launchers.supervision.diagnosis import exited
+from manyhands.launchers.worker_logs import log_of
+from manyhands.launchers.worker_state import ProcessExit, WorkerState, exit_of
 
-# A fork copies one thread, so the nursery must have no other; numerical libraries start theirs at import.
-# Workers are free: OpenMP, which torch uses, starts its threads when it needs them.
+# A fork copies one thread, so the fork server must have no other; numerical libraries start some at import.
+# Workers are not limited: OpenMP, which torch uses, starts its threads when it needs them.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-START = 300.0  # seconds it may take to import what workers need
-REAP = 5.0
+START = 300.0  # seconds to import what workers need
+REAP = 5.0  # seconds for killed processes to end
 
 
 @final
 class ForkServerProcess:
-    """A running nursery; `nursery` makes it when there is none."""
+    """A running fork server; `fork_server` starts it if there is none."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair()
-        path = os.pathsep.join(sys.path)  # -P and this: what is imported there is what is imported here
+        path = os.pathsep.join(sys.path)  # with -P: what is imported there is what is imported here
         command = [sys.executable, "-P", "-m", "manyhands.launchers.processes.fork_server"]
         with theirs:
             self._process = subprocess.Popen(
@@ -56,8 +57,8 @@ class ForkServerProcess:
         """Whether it can still fork."""
         return self._process.poll() is None
 
-    def channel(self) -> socket.socket:
-        """A private channel for one crew; OSError when the nursery is gone."""
+    def open_session(self) -> socket.socket:
+        """A private channel for one set of processes; OSError if the fork server is gone."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -67,11 +68,11 @@ class ForkServerProcess:
                 raise
         return ours
 
-    def how_it_ended(self) -> Ending | None:
+    def how_it_ended(self) -> ProcessExit | None:
         """Its exit, if it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
-            return Ending("signal", -code) if code < 0 else Ending("exit", code)
+            return ProcessExit("signal", -code) if code < 0 else ProcessExit("exit", code)
         return None
 
     def close(self) -> None:
@@ -86,66 +87,58 @@ class ForkServerProcess:
             self._process.wait()
 
 
-_nurseries: dict[tuple[str, ...], ForkServerProcess] = {}
-_making = threading.Lock()
-_over = False
+_fork_servers: dict[tuple[str, ...], ForkServerProcess] = {}
+_lock = threading.Lock()
+_exiting = False
 
 
 def fork_server(modules: tuple[str, ...]) -> ForkServerProcess:
-    """The nursery of this process with these modules: kept for later launches, replaced when it has died."""
-    with _making:
-        if _over:
-            raise WorkerFailedError("this process is ending: it starts no more workers")
-        found = _nurseries.get(modules)
+    """This process's fork server with these modules: kept for later launches, replaced if it has died."""
+    with _lock:
+        if _exiting:
+            raise WorkerFailedError("this process is exiting and starts no more workers")
+        found = _fork_servers.get(modules)
         if found is None or found.owner != os.getpid() or not found.is_alive():
             if found is not None:
                 found.close()
-            found = _nurseries[modules] = ForkServerProcess(modules)
+            found = _fork_servers[modules] = ForkServerProcess(modules)
         return found
-
-
-def close_fork_server(modules: tuple[str, ...]) -> None:
-    """End the nursery with these modules, if there is one; the next launch makes another."""
-    with _making:
-        found = _nurseries.pop(modules, None)
-    if found is not None:
-        found.close()
 
 
 @atexit.register
 def close_fork_servers() -> None:
-    """At the end of this process no child is left."""
-    global _over  # noqa: PLW0603 (a pool that was not shut down must not begin again)
-    with _making:
-        _over = True
-    while _nurseries:
-        _nurseries.popitem()[1].close()
+    """At the exit of this process no child is left."""
+    global _exiting  # noqa: PLW0603 (an executor that was not shut down must not start workers again)
+    with _lock:
+        _exiting = True
+    while _fork_servers:
+        _fork_servers.popitem()[1].close()
 
 
 @final
 class LocalProcesses:
-    """The processes of one gang or one pool; those of a pool come one by one."""
+    """The processes of one worker group or one executor; those of an executor are started one by one."""
 
-    certain = severs = restarts = True
-    together = False  # a fork is quick
-    replaces = True
+    reports_exits = can_kill_alone = can_restart = True
+    starts_all_at_once = False  # a fork is quick
+    can_start_more = True
 
     def __init__(
         self,
-        hub: ControlServer,
+        server: ControlServer,
         modules: tuple[str, ...],
         hosts: Sequence[str] | None = None,
         logs: Path | None = None,
     ) -> None:
-        self._hub = hub
+        self._server = server
         self._hosts, self._logs = hosts, logs
-        self._nursery = fork_server(modules)
+        self._fork_server = fork_server(modules)
         self._pids: dict[int, int] = {}
-        self._endings: dict[int, Ending] = {}
-        self._channel = self._nursery.channel()
-        self._wire = Connection(self._channel)
-        hub.watch(self._wire)
-        self._order("surroundings", ChildSettings.of_this_process())
+        self._exits: dict[int, ProcessExit] = {}
+        self._channel = self._fork_server.open_session()
+        self._reports = Connection(self._channel)
+        server.watch(self._reports)
+        self._order("settings", ChildSettings.of_this_process())
 
     def __enter__(self) -> Self:
         return self
@@ -158,97 +151,95 @@ class LocalProcesses:
         self.close()
 
     def start(self, ranks: Sequence[int], title: str) -> None:
-        """Fork these workers; each says hello when it is there. What was there before it has ended."""
+        """Fork these ranks; earlier processes of the same ranks have ended."""
         for rank in ranks:
             self._pids.pop(rank, None)
-            self._endings.pop(rank, None)
+            self._exits.pop(rank, None)
             ours, theirs = socket.socketpair()
+            log = log_of(self._logs, rank)
             with theirs:
-                birth = ForkRequest(
-                    rank, self._host(rank), f"worker {rank} {title}", log_of(self._logs, rank)
-                )
-                self._order("fork", birth, theirs.fileno())
-            self._hub.adopt(ours)
+                request = ForkRequest(rank, self._host(rank), f"worker {rank} {title}", log)
+                self._order("fork", request, theirs.fileno())
+            self._server.adopt(ours)
 
-    def assembled(self) -> None:
-        """That is all."""
+    def all_connected(self) -> None:
+        """There is nothing to close: no other process can connect."""
 
-    def ended(self) -> dict[int, Ending]:
-        """As the nursery told."""
-        self._read()
-        return self._endings
+    def exits(self) -> dict[int, ProcessExit]:
+        """As the fork server reported them."""
+        try:
+            self._take_reports()
+        except EOFError:
+            raise self._fork_server_lost() from None
+        return self._exits
 
-    def is_gone(self, rank: int, unlinked: bool) -> bool:
-        """The nursery knows."""
-        return rank in self._endings
+    def is_gone(self, rank: int, disconnected: bool) -> bool:
+        """Whether the fork server has reported its exit."""
+        return rank in self._exits
 
     def is_stopped(self, rank: int) -> bool:
-        """As the system says."""
+        """Whether the system says that it is stopped."""
         return is_stopped(self._pids.get(rank, 0))
 
-    def sever(self, rank: int) -> None:
-        """The others do not notice."""
+    def kill_alone(self, rank: int) -> None:
+        """Send SIGKILL; the others are not affected."""
         self.kill(rank)
 
     def kill(self, rank: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._order("kill", rank)
 
     def kill_all(self) -> None:
-        """Close our half of the channel: the nursery kills everybody, reports, and closes its half."""
+        """Close our half of the channel: the fork server kills all children, reports, and closes its half."""
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
         until = time.monotonic() + REAP
         with contextlib.suppress(EOFError, OSError, ValueError):
             while time.monotonic() < until:
-                _wait(self._wire, 0.1)
-                self._take()
+                _wait(self._reports, 0.1)
+                self._take_reports()
 
-    def known(self, rank: int) -> WorkerState:
-        """What was asked for."""
+    def describe(self, rank: int) -> WorkerState:
+        """What it was started with, and its pid once that is known."""
         return WorkerState(rank, self._host(rank), self._pids.get(rank, 0), log=log_of(self._logs, rank))
 
     def close(self) -> None:
-        """Nobody is left, or will be when the nursery sees this."""
-        self._hub.unwatch(self._wire)
-        self._wire.close()
+        """Close the session: the fork server kills the processes that are left."""
+        self._server.unwatch(self._reports)
+        self._reports.close()
 
     def _host(self, rank: int) -> str:
         return self._hosts[rank % len(self._hosts)] if self._hosts else socket.gethostname()
 
     def _order(self, order: str, content: object, *descriptors: int) -> None:
-        # The nursery may still be importing, and the first orders be longer than the socket holds.
+        # The fork server may still be importing, and the first orders may not fit into the socket's buffer.
         self._channel.settimeout(START)
         try:
             send(self._channel, (order, content), *descriptors)
         except OSError:
-            raise self._orphaned() from None
+            raise self._fork_server_lost() from None
         finally:
             self._channel.setblocking(False)
 
-    def _read(self) -> None:
-        try:
-            self._take()
-        except EOFError:
-            raise self._orphaned() from None
+    def _fork_server_lost(self) -> WorkerFailedError:
+        how = self._fork_server.how_it_ended()
+        happened = exited(how) if how else "does not respond"
+        left = len(set(self._pids) - set(self._exits))
+        workers = f"; its {plural(left, 'worker')} ended with it" if left else ""
+        return WorkerFailedError(
+            f"the process that starts workers (pid {self._fork_server.pid}) {happened}{workers}"
+        )
 
-    def _orphaned(self) -> WorkerFailedError:
-        ending = self._nursery.how_it_ended()
-        how = ended(ending) if ending else "does not answer"
-        left = len(set(self._pids) - set(self._endings))
-        their = f"; its {plural(left, 'worker')} ended with it" if left else ""
-        return WorkerFailedError(f"the process that starts workers (pid {self._nursery.pid}) {how}{their}")
-
-    def _take(self) -> None:
-        for kind, rank, number in self._wire.messages():
-            if kind == "born":
+    def _take_reports(self) -> None:
+        for kind, rank, number in self._reports.messages():
+            if kind == "started":
                 self._pids[rank] = number
             else:
-                self._endings[rank] = ending_of(number)
+                self._exits[rank] = exit_of(number)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this host is stopped, where the system says so in /proc."""
+    """Whether a process of this host is stopped, if the system says so in /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -256,7 +247,7 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
-def _wait(wire: Connection, seconds: float) -> None:
+def _wait(connection: Connection, seconds: float) -> None:
     poll = select.poll()
-    poll.register(wire, select.POLLIN)
+    poll.register(connection, select.POLLIN)
     poll.poll(1000 * seconds)

@@ -1,14 +1,12 @@
-"""From what is known of all workers to the one message: who is to blame, and what the others were doing.
+"""The diagnosis: from the states of all workers to one message that says which failed, where and in what.
 
-Pure functions over what others have collected: nothing here asks the clock, a process or a file.
+Pure functions over what others have collected: nothing here reads the clock, a process or a file.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,139 +14,105 @@ from manyhands.core.formatting import duration
 from manyhands.core.rank_info import RankStatus
 from manyhands.core.tracebacks import LOG_NOTE, headline
 from manyhands.launchers.control.remote_calls import Failure
+from manyhands.launchers.worker_state import ProcessExit, WorkerState
 
-WAITING = ("communication", "wait")  # phases in which a worker stands still because another one does
-TRACE_LINES = 8  # of a traceback whose whole is in a log
+WAITING = ("communication", "wait")  # phases in which a worker makes no progress because another one does not
+TRACE_LINES = 8  # of a traceback that is in a log
 UNLOGGED_TRACE_LINES = 40  # of one that is nowhere else
 STACK_LINES = 6
 _SIGNALS = {
-    "SIGKILL": "often: out of memory",
+    "SIGKILL": "often because memory ran out",
     "SIGSEGV": "a crash in native code",
-    "SIGBUS": "often: shared memory is full",
-    "SIGILL": "an instruction this processor does not have",
-    "SIGABRT": "native code gave up",
-    "SIGFPE": "a fault in native arithmetic",
+    "SIGBUS": "often because shared memory is full",
+    "SIGILL": "an instruction that this processor does not support",
+    "SIGABRT": "native code called abort",
+    "SIGFPE": "an arithmetic error in native code",
 }
 SIGNALS = {
-    getattr(signal, name): means for name, means in _SIGNALS.items() if hasattr(signal, name)
+    getattr(signal, name): meaning for name, meaning in _SIGNALS.items() if hasattr(signal, name)
 }  # Windows has some of them
 
 
-class Ending(NamedTuple):
-    """How a process ended that should not have."""
-
-    kind: Literal["signal", "exit", "lost"]
-    number: int = 0
-
-
-class CodePosition(NamedTuple):
-    """A worker's answer to `where are you?`."""
-
-    stack: str  # of its main thread, the innermost frame last
-    waiting: bool  # whether that frame is one that waits for other workers
-
-
-@dataclass
-class WorkerState:
-    """All that is known of one worker."""
-
-    rank: int
-    host: str = ""
-    pid: int = 0
-    status: RankStatus | None = None  # None: it never said
-    still: float = 0.0  # seconds since anything moved
-    silent: float = 0.0  # seconds since it was last heard of
-    position: CodePosition | None = None  # None: it did not answer
-    stopped: bool = False  # by SIGSTOP or a debugger
-    began: bool = True  # whether it ever said hello
-    returned: bool = False
-    failure: Failure | None = None
-    ending: Ending | None = None
-    bad_at: float | None = None  # when its failure or ending was noticed
-    log: Path | None = None
-    wrote: bool = False  # whether there is anything of its own in it
-    joins: bool = False  # in the place of one that was lost
-    lost: bool = False  # and the others went on
-
-
-def ending_of(wait_status: int) -> Ending:
-    """What waitpid answered."""
-    code = os.waitstatus_to_exitcode(wait_status)
-    return Ending("signal", -code) if code < 0 else Ending("exit", code)
-
-
-def first_cause(known: Iterable[WorkerState]) -> WorkerState:
-    """Of several that failed or died at nearly the same time, the one the others failed because of."""
-    bad = [one for one in known if one.bad_at is not None]
-    first = min(bad, key=lambda one: (is_consequence(one), one.bad_at, one.rank))
-    if is_ours(first):  # all of them may raise it: the lowest rank speaks
+def first_cause(workers: Iterable[WorkerState]) -> WorkerState:
+    """Of several workers that failed at nearly the same time, the one that caused the others to fail."""
+    bad = [one for one in workers if one.failed_at is not None]
+    first = min(bad, key=lambda one: (is_consequence(one), one.failed_at, one.rank))
+    if is_ours(first):  # all of them may raise it: the lowest rank is taken
         return min((one for one in bad if is_ours(one)), key=lambda one: one.rank)
     return first
 
 
 def is_consequence(one: WorkerState) -> bool:
-    """Whether it only says that somebody else failed."""
-    return one.ending is None and one.failure is not None and one.failure.kind == "peer"
+    """Whether its error only reports that another worker failed."""
+    return one.exit is None and one.failure is not None and one.failure.kind == "peer"
 
 
 def is_ours(one: WorkerState) -> bool:
-    """Whether it raised one of our errors, which end a gang as they are."""
-    return one.ending is None and one.failure is not None and one.failure.kind == "ours"
+    """Whether it raised a ManyhandsError, which ends a group unchanged."""
+    return one.exit is None and one.failure is not None and one.failure.kind == "ours"
 
 
 def failed(culprit: WorkerState, everyone: Sequence[WorkerState], seconds: float) -> str:
-    """The message about a worker that raised or died; the others were stopped so many seconds later."""
+    """The message about a worker that raised or died; the others were stopped this many seconds later."""
     return "\n".join(_failed(culprit, len(everyone)) + _others({culprit.rank}, everyone, seconds))
 
 
 def _failed(one: WorkerState, size: int) -> list[str]:
-    """What it did; where a line of the user's own is to blame, that line comes before everything else."""
-    failure = one.failure if one.ending is None else None
-    if failure is None or not failure.own or failure.kind == "exit":
-        return [f"{name(one, size)} {_deed(one)}{_at(one.status)}", *_left_words(one)]
+    """What happened; if a line of the user's code led to it, that line comes first."""
+    failure = one.failure if one.exit is None else None
+    if failure is None or not failure.user_line or failure.kind == "exit":
+        return [f"{name(one, size)} {_what_happened(one)}{_at(one.status)}", *_output_of(one)]
     return [
-        headline(failure.own, failure.name, failure.text),
-        f"{name(one, size)} {_raised_it(failure)}{_at(one.status)}",
-        *([f"{LOG_NOTE}{one.log}"] if one.log else _left_words(one)),
+        headline(failure.user_line, failure.name, failure.text),
+        f"{name(one, size)} {_raised_this(failure)}{_at(one.status)}",
+        *([f"{LOG_NOTE}{one.log}"] if one.log else _output_of(one)),
     ]
 
 
-Why = Literal["silent", "busy", "astray", "behind", "nobody"]
+HangReason = Literal["silent", "busy", "astray", "behind", "deadlock"]
 
 
 class Blame(NamedTuple):
-    """Who keeps a gang from moving; nobody where all of them wait for each other."""
+    """The workers that keep a group from making progress; none if all of them wait for each other."""
 
     ranks: tuple[int, ...]
-    why: Why
+    reason: HangReason
 
 
 class Loss(NamedTuple):
-    """What is said of a worker without which the others go on."""
+    """What is said about a lost worker when the others continue."""
 
     sentence: str
-    details: list[str]  # the end of its traceback, where it stood, where its words are
+    details: list[str]  # the end of its traceback or stack, or where its output is
 
 
 def loss(
-    one: WorkerState, size: int, why: Why | None = None, successor: tuple[int, int] | None = None
+    one: WorkerState,
+    size: int,
+    reason: HangReason | None = None,
+    replacement: tuple[int, int] | None = None,
 ) -> Loss:
-    """Of a worker that raised, died or (for this reason) hung; its successor's number, and of how many."""
-    fate = "a new one takes its place ({} of {})".format(*successor) if successor else "the others go on"
-    about = f"{name(one, size)} {_deed(one) if why is None else _standstill(one, why)}{_at(one.status)}"
-    if why is None:
-        return Loss(f"{about}; {fate}", _left_words(one))
-    return Loss(f"{about}; it was killed and {fate}", _stack(one, "it was here:"))
+    """About a worker that raised, died or (for this reason) hung; its replacement's number, and the limit."""
+    then = "the others continue"
+    if replacement is not None:
+        then = "a new worker replaces it (replacement {} of {})".format(*replacement)
+    happened = _what_happened(one) if reason is None else _hangs(one, reason)
+    about = f"{name(one, size)} {happened}{_at(one.status)}"
+    if reason is None:
+        return Loss(f"{about}; {then}", _output_of(one))
+    return Loss(f"{about}; it was killed, and {then}", _stack(one, "its stack (innermost frame last):"))
 
 
 def blame(everyone: Iterable[WorkerState]) -> Blame:
-    """Of a gang that stands still: who does not answer, or does not wait, or is the furthest behind.
+    """Of a group that hangs: the workers that do not respond, or do not wait, or are the furthest behind.
 
-    Only workers that say what they do can be judged, and one that has returned keeps nobody waiting.
+    Only workers that send a status can be judged. A worker that has returned keeps no other waiting.
     """
-    left = [one for one in everyone if _is_here(one) and one.status is not None]
-    longest = max((one.still for one in left), default=0.0)
-    stuck = [one for one in left if one.still >= longest / 2]  # who moved since is not what they wait for
+    left = [one for one in everyone if _is_present(one) and one.status is not None]
+    longest = max((one.stalled_for for one in left), default=0.0)
+    stuck = [
+        one for one in left if one.stalled_for >= longest / 2
+    ]  # the others do not wait for one that moved
     if silent := [one.rank for one in stuck if one.position is None]:
         return Blame(tuple(silent), "silent")
     loose = [one for one in stuck if one.position is not None and not one.position.waiting]
@@ -159,30 +123,31 @@ def blame(everyone: Iterable[WorkerState]) -> Blame:
     moves = {one.rank: one.status.moves for one in stuck if one.status is not None}
     if len(set(moves.values())) > 1:
         return Blame(tuple(rank for rank in moves if moves[rank] == min(moves.values())), "behind")
-    return Blame((), "nobody")
+    return Blame((), "deadlock")
 
 
 def hung(found: Blame, everyone: Sequence[WorkerState], seconds: float) -> str:
-    """The message about a gang that stands still; the workers were stopped so many seconds after."""
-    left = [one for one in everyone if _is_here(one)]
+    """The message about a group that hangs; the workers were stopped this many seconds later."""
+    left = [one for one in everyone if _is_present(one)]
     if not found.ranks:
-        still = duration(min(one.still for one in left))
+        stalled = duration(min(one.stalled_for for one in left))
         groups = _groups(left, "are")
         if len(groups) == 1 and len(left) == len(everyone):
             doing = groups[0].partition(" are ")[2] or groups[0].partition(" is ")[2]
-            lines = [f"all workers are {doing}: none of them has moved for {still}"]
+            lines = [f"all workers are {doing}; none has made progress for {stalled}"]
         else:
-            lines = [f"{'; '.join(groups)}: none of them has moved for {still}"]
-        lines += _stack(left[0], "worker {rank} is here:")
-        return "\n".join(lines + _others({one.rank for one in left}, everyone, seconds, len(left)))
+            lines = [f"{'; '.join(groups)}; none has made progress for {stalled}"]
+        lines += _stack(left[0], "stack of worker {rank} (innermost frame last):")
+        ranks = [one.rank for one in left]
+        return "\n".join(lines + _others(set(ranks), everyone, seconds, ranks))
     culprit = next(one for one in everyone if one.rank == found.ranks[0])
-    lines = [f"{name(culprit, len(everyone))} {_standstill(culprit, found.why)}{_at(culprit.status)}"]
-    lines += _stack(culprit, "it is here:")
+    lines = [f"{name(culprit, len(everyone))} {_hangs(culprit, found.reason)}{_at(culprit.status)}"]
+    lines += _stack(culprit, "its stack (innermost frame last):")
     return "\n".join(lines + _others({culprit.rank}, everyone, seconds))
 
 
 def missing(absent: Sequence[int], size: int, seconds: float, hint: str = "") -> str:
-    """The message about workers that never came."""
+    """The message about workers that never connected."""
     return f"{_workers(absent)} of {size} did not start within {duration(seconds)}{hint}"
 
 
@@ -193,50 +158,50 @@ def name(one: WorkerState, size: int) -> str:
     return f"worker {one.rank} of {size}" + (f" ({', '.join(about)})" if about else "")
 
 
-def ended(ending: Ending) -> str:
-    """`was killed by signal 9 (SIGKILL, often: out of memory)`."""
-    if ending.kind == "lost":
+def exited(how: ProcessExit) -> str:
+    """`was killed by signal 9 (SIGKILL, often because memory ran out)`."""
+    if how.kind == "lost":
         return "was lost (its connection closed: killed, crashed or exited)"
-    if ending.kind == "exit":
-        return f"ended with exit code {ending.number}"
+    if how.kind == "exit":
+        return f"exited with code {how.number}"
     try:
-        known = signal.Signals(ending.number)
+        number = signal.Signals(how.number)
     except ValueError:
-        return f"was killed by signal {ending.number}"
-    hint = SIGNALS.get(known)
-    return f"was killed by signal {ending.number} ({known.name}{', ' + hint if hint else ''})"
+        return f"was killed by signal {how.number}"
+    hint = SIGNALS.get(number)
+    return f"was killed by signal {how.number} ({number.name}{', ' + hint if hint else ''})"
 
 
 def raised(failure: Failure) -> str:
     """`raised ValueError: bad thing`."""
     if failure.kind == "exit":
-        return ended(Ending("exit", failure.code))
+        return exited(ProcessExit("exit", failure.code))
     first = failure.text.strip().partition("\n")[0]
     what = f"raised {failure.name}: {first}" if first else f"raised {failure.name}"
     return f"{what} (out of memory)" if _is_memory(failure) and "out of memory" not in first.lower() else what
 
 
-def _raised_it(failure: Failure) -> str:
-    return "raised it (out of memory)" if _is_memory(failure) else "raised it"
+def _raised_this(failure: Failure) -> str:
+    return "raised this error (out of memory)" if _is_memory(failure) else "raised this error"
 
 
 def _is_memory(failure: Failure) -> bool:
-    words = failure.text.lower()
-    return "can't allocate memory" in words or "out of memory" in words or failure.name == "MemoryError"
+    text = failure.text.lower()
+    return "can't allocate memory" in text or "out of memory" in text or failure.name == "MemoryError"
 
 
-def _deed(one: WorkerState) -> str:
-    if one.ending is not None:
-        return ended(one.ending) + ("" if one.began else " before it began")
+def _what_happened(one: WorkerState) -> str:
+    if one.exit is not None:
+        return exited(one.exit) + ("" if one.connected else " before it started")
     assert one.failure is not None
     return raised(one.failure)
 
 
-def _standstill(one: WorkerState, why: Why) -> str:
-    if why != "silent":
-        return f"has been hanging for {duration(one.still)}"
-    since = duration(max(one.silent, one.still))
-    return f"has {'been stopped (SIGSTOP)' if one.stopped else 'not answered'} for {since}"
+def _hangs(one: WorkerState, reason: HangReason) -> str:
+    if reason != "silent":
+        return f"has been hanging for {duration(one.stalled_for)}"
+    since = duration(max(one.silent_for, one.stalled_for))
+    return f"has {'been stopped (SIGSTOP)' if one.stopped else 'not responded'} for {since}"
 
 
 def _at(status: RankStatus | None) -> str:
@@ -248,18 +213,18 @@ def _at(status: RankStatus | None) -> str:
     return f" at step {status.step:,}, in {status.operation or status.phase}"
 
 
-def _left_words(one: WorkerState) -> list[str]:
-    """The end of its traceback, or where to find what it wrote."""
-    failure = one.failure if one.ending is None else None
+def _output_of(one: WorkerState) -> list[str]:
+    """The end of its traceback, or where its output is."""
+    failure = one.failure if one.exit is None else None
     if failure is not None and failure.kind != "exit":
         return _trace(failure, one.log)
-    return [f"what it wrote is in {one.log}"] if one.log is not None and one.wrote else []
+    return [f"its output is in {one.log}"] if one.log is not None and one.has_output else []
 
 
 def _trace(failure: Failure, log: Path | None) -> list[str]:
     lines = failure.trace.rstrip().splitlines()
     shown = lines[-(TRACE_LINES if log else UNLOGGED_TRACE_LINES) :]
-    return [f"  {line}" for line in shown] + ([f"the whole traceback is in {log}"] if log else [])
+    return [f"  {line}" for line in shown] + ([f"{LOG_NOTE}{log}"] if log else [])
 
 
 def _stack(one: WorkerState, heading: str) -> list[str]:
@@ -269,25 +234,25 @@ def _stack(one: WorkerState, heading: str) -> list[str]:
     return [heading.format(rank=one.rank)] + [f"  {line}" for line in lines]
 
 
-def _others(told: set[int], everyone: Sequence[WorkerState], seconds: float, stopped: int = 0) -> list[str]:
-    """What the rest was doing, in groups, and when it was stopped."""
-    rest = [one for one in everyone if one.rank not in told and not one.lost]
+def _others(
+    named: set[int], everyone: Sequence[WorkerState], seconds: float, also_stopped: Sequence[int] = ()
+) -> list[str]:
+    """What the other workers were doing, in groups, and when they were stopped."""
+    rest = [one for one in everyone if one.rank not in named and not one.lost]
     groups = _groups([one for one in rest if one.returned or one.status is not None], "were")
-    stopped += sum(not one.returned for one in rest)
-    if stopped:
-        mute = [one.rank for one in rest if not one.returned and one.status is None]
-        told_of = bool(groups) or not mute
-        who = (
-            ("they were" if stopped > 1 else "it was") if told_of else f"{_workers(mute)} {_be(mute, 'were')}"
-        )
+    if stopped := [*also_stopped, *(one.rank for one in rest if not one.returned)]:
+        mentioned = [one.rank for one in rest if not one.returned and one.status is not None]
+        who = f"{_workers(stopped)} {_be(stopped, 'were')}"
+        if mentioned == stopped:
+            who = "they were" if len(stopped) > 1 else "it was"
         groups.append(f"{who} stopped after {duration(seconds)}")
     if lost := [one.rank for one in everyone if one.lost]:
-        groups.append(f"{_workers(lost)} had been lost before")
+        groups.append(f"{_workers(lost)} {_be(lost, 'were')} lost before")
     return ["; ".join(groups)] if groups else []
 
 
 def _groups(some: Iterable[WorkerState], verb: Literal["are", "were"]) -> list[str]:
-    """`workers 0, 2 were in forward at step 12`, one for each thing that is done."""
+    """`workers 0, 2 were in forward at step 12`, one for each activity."""
     doing: dict[str, list[int]] = {}
     for one in some:
         doing.setdefault(_doing(one), []).append(one.rank)
@@ -297,7 +262,7 @@ def _groups(some: Iterable[WorkerState], verb: Literal["are", "were"]) -> list[s
     ]
 
 
-def _is_here(one: WorkerState) -> bool:
+def _is_present(one: WorkerState) -> bool:
     return not one.returned and not one.lost
 
 
@@ -306,7 +271,7 @@ def _doing(one: WorkerState) -> str:
         return ""
     status = one.status
     if status is None:
-        return "at work"
+        return "running"
     if status.phase == "starting":
         return "starting"
     noticed = one.failure is not None and one.failure.kind == "peer" and status.operation

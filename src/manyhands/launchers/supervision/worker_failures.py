@@ -1,6 +1,6 @@
-"""The workers that a gang can go on without: who may be lost, who comes in their place, what the others hear.
+"""Failures that a worker group survives: which workers may be lost, which are replaced, what the others get.
 
-at work ── dies, raises, hangs ──▶ gone ──┬── nobody comes: its result is None
+running ── dies, raises, hangs ──▶ gone ──┬── no replacement: its result is None
    ▲                                      └── a new process ── hello, call ── `joined` ──┐
    └────────────────────────────────────────────────────────────────────────────────────┘
 """
@@ -10,83 +10,93 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from manyhands.launchers.base import Supervision, WorkerProcesses
+from manyhands.launchers.base import GroupProcesses, SupervisionOptions
 from manyhands.launchers.control.server import ControlServer
-from manyhands.launchers.processes.worker_main import has_words
+from manyhands.launchers.control.status_page import StatusPage
 from manyhands.launchers.supervision import diagnosis
-from manyhands.launchers.supervision.diagnosis import Why, WorkerState
-from manyhands.launchers.supervision.status_page import StatusPage
+from manyhands.launchers.supervision.diagnosis import HangReason
+from manyhands.launchers.worker_logs import has_output
+from manyhands.launchers.worker_state import WorkerState
 
-CAUSE = 0.7  # seconds in which the failure may still be heard of that one only noticed
+WAIT_FOR_CAUSE = 0.7  # seconds in which the failure that caused this one may still be reported
 
 
 @final
 class WorkerFailures:
-    """Counts out and in; what is known of all workers is shared with the gang, and tended in its thread."""
+    """Removes and adds workers; shares the states of all workers with the worker group, in its thread."""
 
     def __init__(
         self,
-        hub: ControlServer,
-        crew: WorkerProcesses,
-        supervision: Supervision,
-        board: StatusPage,
-        known: list[WorkerState],
+        server: ControlServer,
+        processes: GroupProcesses,
+        supervision: SupervisionOptions,
+        status_page: StatusPage,
+        workers: list[WorkerState],
     ) -> None:
-        self._hub, self._crew, self._care, self._board, self._known = hub, crew, supervision, board, known
-        self._spare = supervision.spare & set(range(len(known)))
+        self._server, self._processes, self._supervision = server, processes, supervision
+        self._status_page, self._workers = status_page, workers
+        self._expendable = supervision.expendable & set(range(len(workers)))
         self._replaced = 0
-        self._awaited: dict[int, int] = {}  # ranks to start again, as which replacement
-        self.coming: set[int] = set()  # ranks that were started again and have not joined
+        self._to_restart: dict[int, int] = {}  # the number of the replacement, by rank
+        self.joining: set[int] = set()  # ranks whose replacement was started and has not joined
 
-    def are_bearable(self, some: Sequence[WorkerState]) -> bool:
-        """Whether the gang goes on without these: all are spare and have begun, and enough of them stay."""
-        left = self._spare - self._hub.gone - {one.rank for one in some}
-        return bool(some) and len(left) >= self._care.remain and all(self._is_bearable(one) for one in some)
+    def are_survivable(self, failed: Sequence[WorkerState]) -> bool:
+        """Whether the group continues without these: all may be lost and have started, and enough remain."""
+        left = self._expendable - self._server.gone - {one.rank for one in failed}
+        return (
+            bool(failed)
+            and len(left) >= self._supervision.min_remaining
+            and all(self._is_survivable(one) for one in failed)
+        )
 
-    def is_settled(self, one: WorkerState, now: float) -> bool:
-        """Whether its failure is its own, as far as one can know: it may come from one that is not spare."""
-        return not diagnosis.is_consequence(one) or (one.bad_at is not None and now - one.bad_at >= CAUSE)
+    def is_own(self, one: WorkerState, now: float) -> bool:
+        """Whether no other failure can be its cause: that may be the failure of a rank that is needed."""
+        waited = one.failed_at is not None and now - one.failed_at >= WAIT_FOR_CAUSE
+        return not diagnosis.is_consequence(one) or waited
 
-    def lose(self, one: WorkerState, why: Why | None, replace: bool) -> None:
-        """Count a worker out, of whom nothing is left, and say so to everybody."""
-        self.coming.discard(one.rank)
-        successor = None
-        if replace and self._crew.restarts and self._replaced < self._care.replacements:
+    def lose(self, one: WorkerState, reason: HangReason | None, replace: bool) -> None:
+        """Remove a worker of which nothing is left, and tell the other workers and the user."""
+        self.joining.discard(one.rank)
+        replacement = None
+        if replace and self._processes.can_restart and self._replaced < self._supervision.max_replacements:
             self._replaced += 1
-            self._awaited[one.rank] = self._replaced
-            successor = (self._replaced, self._care.replacements)
-        one.lost, one.bad_at = True, None
-        one.wrote = has_words(one.log)
-        self._hub.excuse(one.rank)
-        said = diagnosis.loss(one, len(self._known), why, successor)
-        self._care.notice("\n".join([said.sentence, *said.details]))
-        self._care.lost(one.rank, said.sentence)
+            self._to_restart[one.rank] = self._replaced
+            replacement = (self._replaced, self._supervision.max_replacements)
+        one.lost, one.failed_at = True, None
+        one.has_output = has_output(one.log)
+        self._server.mark_gone(one.rank)
+        loss = diagnosis.loss(one, len(self._workers), reason, replacement)
+        self._supervision.on_notice("\n".join([loss.sentence, *loss.details]))
+        self._supervision.on_lost(one.rank, loss.sentence)
 
-    def replace(self) -> None:
-        """Start those again whose last process has been taken back; they say hello, and are called then."""
-        for rank in [rank for rank in self._awaited if self._crew.is_gone(rank, rank not in self._hub.ranks)]:
-            number = self._awaited.pop(rank)
-            self._hub.who.pop(rank, None)
-            self._board.wipe(rank)
-            title = f"of {len(self._known)}, joins ({number} of {self._care.replacements})"
-            self._crew.start([rank], title)
-            self._known[rank] = self._crew.known(rank)
-            self._known[rank].joins = True
-            self.coming.add(rank)
+    def start_replacements(self) -> None:
+        """Start new processes for lost ranks whose process is gone; they are called when they say hello."""
+        connected = self._server.connected
+        for rank in [
+            each for each in self._to_restart if self._processes.is_gone(each, each not in connected)
+        ]:
+            number = self._to_restart.pop(rank)
+            self._server.identities.pop(rank, None)
+            self._status_page.clear(rank)
+            title = f"of {len(self._workers)}, replacement {number} of {self._supervision.max_replacements}"
+            self._processes.start([rank], title)
+            self._workers[rank] = self._processes.describe(rank)
+            self._workers[rank].is_replacement = True
+            self.joining.add(rank)
 
     def joined(self, rank: int) -> None:
-        """One that came later says that it takes part."""
-        if rank in self.coming:
-            self.coming.discard(rank)
-            self._hub.admit(rank)
+        """A replacement takes part from now on."""
+        if rank in self.joining:
+            self.joining.discard(rank)
+            self._server.mark_joined(rank)
 
     def abandon(self) -> None:
-        """The gang is over, or about to be: who has not joined by now is not needed."""
-        self._awaited.clear()
-        for rank in self.coming:
-            self._crew.kill(rank)
-        self.coming.clear()
+        """The call is over, or about to be: replacements that have not joined are not needed."""
+        self._to_restart.clear()
+        for rank in self.joining:
+            self._processes.kill(rank)
+        self.joining.clear()
 
-    def _is_bearable(self, one: WorkerState) -> bool:
-        begun = one.joins or (one.status is not None and one.status.phase != "starting")
-        return begun and one.rank in self._spare and not diagnosis.is_ours(one)
+    def _is_survivable(self, one: WorkerState) -> bool:
+        started = one.is_replacement or (one.status is not None and one.status.phase != "starting")
+        return started and one.rank in self._expendable and not diagnosis.is_ours(one)

@@ -1,4 +1,4 @@
-"""What workers do in these tests: in a module of its own, because a worker must be able to import it."""
+"""Worker functions of these tests, in a module that workers can import."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from launchers.doors import listening
+from launchers.listening import listening
 from manyhands.core.errors import InterruptedRunError
 from manyhands.core.rank_info import RankInfo, RankStatus
 from manyhands.engine.fault_injection.faults import Fault
@@ -66,8 +66,8 @@ def sum_by_mpi(info: RankInfo) -> int:
     return int(MPI.COMM_WORLD.allreduce(info.rank + 1))
 
 
-def look_for_doors(info: RankInfo, leader: int, *more: str) -> list[str]:
-    """Where this process and its leader listen, with each of these transports in turn."""
+def listening_addresses(info: RankInfo, leader: int, *more: str) -> list[str]:
+    """The addresses at which this process and its leader listen, with each transport in turn."""
     from manyhands.transports.connect import connect
 
     found: set[str] = set()
@@ -81,7 +81,7 @@ def look_for_doors(info: RankInfo, leader: int, *more: str) -> list[str]:
 
 
 def lose_all(info: RankInfo) -> None:
-    """Rank 2 ends, and when that is known rank 1; when that is known as well, rank 0 returns."""
+    """Rank 2 exits; when the others know that, rank 1 exits; when rank 0 knows that, it returns."""
     info.channel.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
     if info.rank == 2:
         time.sleep(0.3)
@@ -93,7 +93,7 @@ def lose_all(info: RankInfo) -> None:
 
 
 def lose_with_facts(info: RankInfo, count: int) -> dict[str, object]:
-    """Rank 2 has much to say before it ends."""
+    """Rank 2 sends many messages before it fails."""
     info.channel.watch(lambda: RankStatus(120, "backward", "", time.monotonic_ns()))
     if info.rank == 2:
         time.sleep(0.2)
@@ -106,15 +106,15 @@ def lose_with_facts(info: RankInfo, count: int) -> dict[str, object]:
 
 
 def struggle(info: RankInfo, until: float) -> tuple[bool, list[object]]:
-    """Step until a time of day, whoever dies; exchange once before that and once after."""
-    line, steps = info.channel, 0
-    line.watch(lambda: RankStatus(steps, "forward", "", steps))
-    line.tell((info.rank, os.getpid()))
+    """Make steps until a time of day, while others die; exchange once before that and once after."""
+    channel, steps = info.channel, 0
+    channel.watch(lambda: RankStatus(steps, "forward", "", steps))
+    channel.tell((info.rank, os.getpid()))
     if info.joining:
-        line.joined()
+        channel.joined()
     else:
-        line.exchange(None)
+        channel.exchange(None)
     while time.time() < until:
         time.sleep(0.002)
         steps += 1
-    return info.joining, line.exchange(info.rank)
+    return info.joining, channel.exchange(info.rank)

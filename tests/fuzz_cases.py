@@ -1,4 +1,4 @@
-"""The drills themselves: readers of damaged run folders, a run that goes on from one, damaged study files."""
+"""The fuzz cases: damaged run folders that are read or resumed, and damaged study files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ workers = 1
 
 
 def a_study(folder: Path) -> Path:
-    """A study's folder whose runs are made up, of several strategies."""
+    """The folder of a study with made-up runs of several strategies."""
     made = [
         record(),
         record(strategy="allreduce", workers=2, batch=256, rate=18_000.0),
@@ -87,7 +87,7 @@ def a_study(folder: Path) -> Path:
 
 
 def a_run(folder: Path) -> Path:
-    """A real one with a few checkpoints that has not ended."""
+    """A real, unfinished run with a few checkpoints."""
     mh.train(
         "quadratic", batch=50, epochs=2, samples=300, threads=1, checkpoint_every=0, quiet=True, out=folder,
         options={"n": 200},
@@ -99,7 +99,7 @@ def a_run(folder: Path) -> Path:
 def readers(study: Path, seed: float) -> Drill:
     """show, show --json, load and report on a damaged folder."""
 
-    def drill(number: int) -> tuple[str, list[str]]:
+    def case(number: int) -> tuple[str, list[str]]:
         drawn = generator(seed, number)
         with place() as here:
             outside = Outside(here / "outside")
@@ -107,7 +107,7 @@ def readers(study: Path, seed: float) -> Drill:
             runs = sorted(path.name for path in Path("s").iterdir() if path.name.startswith("run"))
             run = next((name for name in runs if name in done), runs[0] if runs else "none")
             questions: list[tuple[str, ...]] = [("show", f"s/{run}"), ("show", f"s/{run}", "--json")]
-            if number % 5 == 0 or "journal" in done:  # it takes longest
+            if number % 5 == 0 or "journal" in done:  # it takes the longest
                 questions.append(("report", "s", "--no-pictures"))
             wrong = [fault for words in questions for fault in faults(words, *answered(*words))]
             for path in (f"s/{run}", "s"):
@@ -115,22 +115,22 @@ def readers(study: Path, seed: float) -> Drill:
                     mh.load(path)
                 except ManyhandsError:
                     continue
-                except Exception as error:  # noqa: BLE001 (that is what is looked for)
+                except Exception as error:  # noqa: BLE001 (such errors are what is looked for)
                     wrong.append(f"load: {type(error).__name__}: {error}")
             return done, wrong + outside.faults()
 
-    return drill
+    return case
 
 
-def going_on(run: Path, seed: float, *, deep: bool) -> Drill:
-    """`train --resume` on a damaged folder: it goes on, or says in a sentence why not."""
+def resuming(run: Path, seed: float, *, deep: bool) -> Drill:
+    """`train --resume` on a damaged folder: it resumes, or says in one sentence why it cannot."""
     words = (
         "train", "--resume", "run", "--allow-changes", "--samples", "400", "--seconds", "1", "--epochs", "2",
         "--workers", "1", "--strategy", "single", "--threads", "1", "--batch", "50", "--evaluate-every", "1",
         "--set", "n=200", "--set", "dimensions=10", "--set", "condition=10", "--quiet",
     )  # fmt: skip
 
-    def drill(number: int) -> tuple[str, list[str]]:
+    def case(number: int) -> tuple[str, list[str]]:
         drawn = generator(seed, number)
         with place() as here:
             outside = Outside(here / "outside")
@@ -141,14 +141,14 @@ def going_on(run: Path, seed: float, *, deep: bool) -> Drill:
                 wrong += [f"after it {fault}" for fault in faults(("show", "run"), *answered("show", "run"))]
             return done, wrong + outside.faults()
 
-    return drill
+    return case
 
 
 def studies(seed: float) -> Drill:
     """`study FILE --dry-run` on a damaged file."""
     texts = [SMALL, *((ROOT / f"studies/{name}.toml").read_text() for name in ("default",))]
 
-    def drill(number: int) -> tuple[str, list[str]]:
+    def case(number: int) -> tuple[str, list[str]]:
         drawn = generator(seed, number)
         with place() as here:
             outside = Outside(here / "outside")
@@ -159,11 +159,11 @@ def studies(seed: float) -> Drill:
             done = Path("s.toml").read_bytes().decode(errors="replace") if wrong else ""
             return done, wrong + outside.faults()
 
-    return drill
+    return case
 
 
 def quick(monkeypatch: object) -> None:
-    """Without what takes long and does not depend on what is read."""
+    """Leave out what takes long and does not depend on the damaged files."""
     patch = monkeypatch.setattr  # type: ignore[attr-defined]
     patch(page, "_vega", lambda: "")
     patch(estimate, "PROBE", 0.001)

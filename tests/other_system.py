@@ -1,8 +1,8 @@
-"""A child that takes away what other systems have not, and then runs `manyhands ...`, one line per argument.
+"""A script that removes what macOS or Windows does not have, and then runs `manyhands ...` per argument.
 
-    python elsewhere.py win32 "list tasks" "train digits-mlp --out run" ...
+    python other_system.py win32 "list tasks" "train digits-mlp --out run" ...
 
-Other packages are imported before: theirs is not the question. For each line it prints its exit code.
+Other packages are imported before that, because they are not tested. It prints the exit code of each command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-# of what Linux has
+# names that Linux has and the other system does not
 NOT_ON_MACOS = {
     "os": "waitid sched_yield sched_getaffinity posix_fallocate posix_fadvise memfd_create "
     "O_TMPFILE O_DIRECT",
