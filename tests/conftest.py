@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from manyhands import cli
 from manyhands.core import environment
+from manyhands.launchers import local
 
 # How many times as many examples as `make test` draws: `make soak` asks for more.
 MORE = int(os.environ.get("MANYHANDS_EXAMPLES", "1"))
@@ -21,6 +22,10 @@ settings.register_profile(
     "manyhands", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=30 * MORE
 )
 settings.load_profile("manyhands")
+
+# Most workers train digits: what they are forked from has scikit-learn, too, which takes as long as torch.
+local.PRELOAD = (*local.PRELOAD, "sklearn.datasets")
+local.LocalLauncher.__init__.__defaults__ = (None, local.PRELOAD)
 
 ROOT = Path(__file__).parents[1]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # what mpirun wants to hear
@@ -53,8 +58,14 @@ FIRST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those that `make test` runs one by one; the others share the cores, the long ones first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark those that `make test` runs one by one; the others share the cores, the long ones first.
+
+    Those marked `soak` are left out unless they are asked for (`-m soak`, as `make soak` does).
+    """
+    if "soak" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     ranks = {name: rank for rank, name in enumerate(FIRST)}
     tests = Path(__file__).parent
 

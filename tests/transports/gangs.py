@@ -35,6 +35,7 @@ context.set_forkserver_preload(
         "manyhands.cli",  # with the next two: what tests/children.py forks trains at once
         "manyhands.runs.train",
         "torch._dynamo",
+        "sklearn.datasets",
         __name__,
     ]
 )
