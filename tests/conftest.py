@@ -24,7 +24,7 @@ settings.register_profile(
 settings.load_profile("manyhands")
 
 # Most workers train digits: what they are forked from has scikit-learn, too, which takes as long as torch.
-local.PRELOAD = (*local.PRELOAD, "sklearn.datasets")
+local.PRELOAD = tuple(dict.fromkeys((*local.PRELOAD, "sklearn.datasets")))  # this file is imported twice
 local.LocalLauncher.__init__.__defaults__ = (None, local.PRELOAD)
 
 ROOT = Path(__file__).parents[1]
