@@ -52,15 +52,35 @@ ALONE: dict[str, tuple[str, ...]] = {
 }
 # Files that take long begin first, so that no core is idle at the end.
 FIRST = (
-    "test_docs.py", "transports/test_members.py", "faults/test_asynchronous.py", "faults/test_worker_groups.py",
-    "runs/test_async_runs.py", "launchers/test_members.py", "faults/test_average.py", "browser/test_report.py",
-    "faults/test_matrix.py", "runs/test_pipeline_runs.py", "study/test_execute.py", "report/test_page.py",
-    "launchers/test_worker_failures.py", "launchers/test_env.py", "study/test_stopped.py", "runs/test_verify.py",
-    "report/test_notebook.py", "test_fuzz.py", "faults/test_hosts.py", "launchers/test_torchrun.py",
-    "test_benchmarks.py", "offload/test_offload_runs.py", "runs/test_sharded_runs.py",
-    "faults/test_kill_and_resume.py", "faults/test_pipeline.py", "faults/test_resume_agreement.py",
-    "engine/test_noise_meter.py", "test_portability.py",
-)  # fmt: skip
+    "test_docs.py",
+    "transports/test_members.py",
+    "faults/test_asynchronous.py",
+    "faults/test_worker_groups.py",
+    "runs/test_async_runs.py",
+    "launchers/test_members.py",
+    "faults/test_average.py",
+    "browser/test_report.py",
+    "faults/test_matrix.py",
+    "runs/test_pipeline_runs.py",
+    "study/test_execute.py",
+    "report/test_page.py",
+    "launchers/test_worker_failures.py",
+    "launchers/test_env.py",
+    "study/test_stopped.py",
+    "runs/test_verify.py",
+    "report/test_notebook.py",
+    "test_fuzz.py",
+    "faults/test_hosts.py",
+    "launchers/test_torchrun.py",
+    "test_benchmarks.py",
+    "offload/test_offload_runs.py",
+    "runs/test_sharded_runs.py",
+    "faults/test_kill_and_resume.py",
+    "faults/test_pipeline.py",
+    "faults/test_resume_agreement.py",
+    "engine/test_noise_meter.py",
+    "test_portability.py",
+)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
