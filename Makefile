@@ -12,10 +12,10 @@ SEED ?= 0
 study: $(INSTALLED)
 	$(BIN)/manyhands study default
 
-# two tests at a time, but for those that watch deadlines or the machine
+# two tests at a time, but for those that compare times or watch deadlines (ALONE in tests/conftest.py)
 test: lint
-	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+	$(BIN)/python -m pytest -m alone --durations 10
 
 test-quick: lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -26,13 +26,16 @@ test-gpu: $(INSTALLED)
 		$(BIN)/python -m pytest tests/gpu -m gpu --capture=no; \
 	else echo "no CUDA device here: nothing to test"; fi
 
+# long randomized drills, what `make test` leaves out of its large matrices, and ten times as many examples
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest soak --timeout 3600 --seed $(SEED) $(if $(COUNT),--count $(COUNT))
+	$(BIN)/python -m pytest tests -m soak
+	MANYHANDS_EXAMPLES=10 $(BIN)/python -m pytest tests -m "hypothesis and not alone" --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 	for folder in benchmarks/*/; do $(BIN)/mypy $$folder || exit 1; done
 	$(BIN)/lint-imports
 

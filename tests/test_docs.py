@@ -35,9 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch, one_core: None) -> Iterator[None]:
-    """Seven epochs where nothing is said, not twenty (no line that goes on asks for more), and one thread."""
-    monkeypatch.setattr(digits, "Defaults", lambda **given: Defaults(**{**given, "epochs": 7}))
+def _short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, one_core: None) -> Iterator[None]:
+    """Seven epochs where nothing is said, not twenty (no line that goes on asks for more), and one thread.
+
+    One epoch with several workers: on shared cores every step waits for each of them.
+    """
+    (text,) = request.node.callspec.params.values()
+    epochs = 1 if "workers" in text else 7
+    monkeypatch.setattr(digits, "Defaults", lambda **given: Defaults(**{**given, "epochs": epochs}))
     find._build.cache_clear()
     yield
     find._build.cache_clear()

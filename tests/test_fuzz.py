@@ -13,7 +13,7 @@ import fuzz_cases
 import fuzzing
 from manyhands.testing import damage
 
-SEED, COUNT = 7, 100
+SEED, COUNT = 7, 40
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="drills are forked")
 
 

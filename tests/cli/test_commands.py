@@ -55,8 +55,8 @@ def test_help_is_quick_beside_importing_torch() -> None:
     assert min(times["help"]) < 0.5 * min(times["torch"])
 
 
-def test_train_json_is_the_record(tmp_path: Path, manyhands: Callable[..., Answer]) -> None:
-    answer = manyhands("train", "digits-mlp", "--json", "--threads", "1")
+def test_train_json_is_the_record(tmp_path: Path, typed: Callable[..., Answer]) -> None:
+    answer = typed("train", "digits-mlp", "--json", "--threads", "1")
     assert answer.code == 0
     record = json.loads(answer.out)
     assert {"metric", "samples_per_second", "seconds", "run"} <= record.keys()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from conftest import MORE
 from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.data import readable
 from manyhands.data.base import Request
@@ -162,7 +163,7 @@ def test_a_long_check_shows_its_progress_on_a_terminal(folder, monkeypatch, caps
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about damaged TIFF tags
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40 * MORE, deadline=None)
 @given(
     kind=st.sampled_from(["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"]),
     place=st.floats(0, 1, exclude_max=True),

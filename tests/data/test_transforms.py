@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from conftest import MORE
 from manyhands.data.order import key
 from manyhands.data.transforms import (
     CenterCrop,
@@ -142,7 +143,7 @@ def test_a_center_crop_of_an_image_that_is_too_small_enlarges_it():
     assert view == CropView(5, 0, 25, 20, 40, 40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20 * MORE, deadline=None)
 @given(st.integers(1, 120), st.integers(1, 120), st.integers(1, 40), seeds, st.booleans())
 def test_every_image_gives_a_square_of_the_size_asked_for(width, height, size, seed, compressed):
     image = noise(width, height)
@@ -160,7 +161,7 @@ def test_a_jpeg_is_decoded_at_the_coarsest_scale_that_is_fine_enough(size, decod
     assert image.size == decoded
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20 * MORE, deadline=None)
 @given(st.integers(8, 700), st.integers(8, 700), st.integers(1, 100), seeds)
 def test_a_decoded_jpeg_has_every_pixel_the_crop_needs(width, height, size, seed):
     image = jpeg(Image.new("RGB", (width, height)))

@@ -54,7 +54,7 @@ def test_killed_several_times_it_ends_with_the_same_bits(tmp_path: Path, optimiz
     assert noisy(tmp_path, "whole", *extra).end() == 0
     total = load(tmp_path / "whole").steps
     generator = random.Random(optimizer)
-    kills = sorted(generator.sample(range(2, total - 2), 10 if optimizer == "sgd" else 2))
+    kills = sorted(generator.sample(range(2, total - 2), 4 if optimizer == "sgd" else 2))
     folder = RunFolder(tmp_path / "killed")
     for step in kills:
         child = noisy(tmp_path, "killed", "--resume", *extra)

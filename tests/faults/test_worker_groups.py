@@ -71,9 +71,10 @@ def check_none_is_left(marker: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., Answer]) -> None:
+@pytest.mark.parametrize("task", ["quadratic", pytest.param("digits-mlp", marks=pytest.mark.soak)])
+def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., Answer], task: str) -> None:
     """`manyhands train --workers 2`, torchrun, mpirun, and the mpi launcher."""
-    train = ["train", *SETTINGS]
+    train = ["train", task, "--epochs", "3", "--batch", "46"]  # 23 per worker, and a ragged end
     commands = {
         "local": [*train, "--workers", "2"],
         "torch": [*train, "--workers", "2", "--transport", "torch"],

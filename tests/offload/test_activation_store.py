@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import MORE
 from manyhands.core.errors import StorageError, UsageError
 from manyhands.offload.activation_store import DiskStore
 from manyhands.offload.budget import probe
@@ -38,7 +39,7 @@ def test_slots_never_overlap_and_are_used_again(orders):
     assert slots.free == slots.end
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6 * MORE, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import MORE
 from manyhands.offload.memory_plan import Speed, choose, cost_of, least, plain, steps
 from manyhands.offload.profile import Unit
 
@@ -39,7 +40,7 @@ def every_choice(units, ahead, speed):
     return list(onward(0, True, []))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30 * MORE, deadline=None)
 @given(rows(), st.integers(1, 25), st.sampled_from(SPEEDS), st.sampled_from([0, 2]))
 def test_the_best_choice_is_found(units, budget, speed, ahead):
     allowed = [plan for plan in every_choice(units, ahead, speed) if plan.peak <= budget]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import MORE
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, large_batch, lars
 
@@ -122,7 +123,7 @@ def test_rate_stays_after_the_horizon(recipe, batch, epoch, horizon, over):
 
 
 @given(recipe=recipes, batch=batches, epoch=epochs, horizon=horizons, data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=60 * MORE)
 def test_warm_up_never_falls_and_ends_at_the_peak(recipe, batch, epoch, horizon, data):
     schedule = Recipe(**{**recipe.to_dict(), "milestones": ()}).schedule(batch, epoch, horizon)
     inside = st.integers(0, schedule.warmup)

@@ -114,8 +114,8 @@ def test_the_verb_draws_without_torch(folder: Path) -> None:
     assert (folder / "results.csv").is_file()
 
 
-def test_the_verb_answers_in_json(folder: Path, manyhands: Callable[..., Answer]) -> None:
-    answer = manyhands("report", str(folder), "--out", "page", "--no-pictures", "--json")
+def test_the_verb_answers_in_json(folder: Path, typed: Callable[..., Answer]) -> None:
+    answer = typed("report", str(folder), "--out", "page", "--no-pictures", "--json")
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
     assert found["report"] == "page/report.html"
@@ -130,8 +130,8 @@ def test_the_verb_answers_in_json(folder: Path, manyhands: Callable[..., Answer]
         (["."], ". holds no study and no runs with a result"),
     ],
 )
-def test_bad_input_is_one_sentence(manyhands: Callable[..., Answer], words: list[str], sentence: str) -> None:
-    answer = manyhands("report", *words)
+def test_bad_input_is_one_sentence(typed: Callable[..., Answer], words: list[str], sentence: str) -> None:
+    answer = typed("report", *words)
     assert (answer.code, answer.out, answer.err) == (2, "", f"error: {sentence}\n")
 
 

@@ -152,18 +152,20 @@ def test_old_charts_do_not_stay_behind(tmp_path: Path) -> None:
     assert "mine.svg" in left, "what is not ours is left alone"
 
 
-@pytest.mark.slow
-def test_two_thousand_runs_are_drawn_in_time_and_small(tmp_path: Path) -> None:
-    results = many(tmp_path, 2_000)
-    assert len({made.run for made in results.records}) == 2_000
+@pytest.mark.parametrize(
+    ("count", "pictures"), [(1_200, False), pytest.param(2_000, True, marks=pytest.mark.soak)]
+)
+def test_many_runs_are_drawn_in_time_and_small(tmp_path: Path, count: int, pictures: bool) -> None:
+    results = many(tmp_path, count)
+    assert len({made.run for made in results.records}) == count
     began = time.process_time()
-    page = draw(results)
+    page = draw(results, pictures=pictures)
     assert (
         time.process_time() - began < 30
     )  # of two threads: the 20 s of wall clock, on a shared machine
     assert page.stat().st_size < 5e6
     text = page.read_text()
-    assert "The first 1,000 of 2,000 runs" in text
+    assert f"The first 1,000 of {count:,} runs" in text
     assert "further runs are not drawn" in text
 
 

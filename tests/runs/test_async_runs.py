@@ -151,7 +151,7 @@ def test_two_workers_learn_it_all_the_same(here: Path, strategy: str, options: d
         is_accounted_for(record)
 
 
-@pytest.mark.parametrize("strategy", ["hogwild", "server", "average"])
+@pytest.mark.parametrize("strategy", ["hogwild", "server", pytest.param("average", marks=pytest.mark.soak)])
 def test_digits_are_learned(here: Path, strategy: str) -> None:
     record = train(here / "run", "digits-mlp", strategy=strategy, workers=2)
     assert record.target == 0.96
@@ -399,7 +399,7 @@ def by_mpirun(folder: Path, ranks: int, *words: str) -> RunRecord:
     return RunRecord.model_validate_json(answer.out)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not MPI, reason="mpi4py or mpirun is not installed")
 def test_weights_are_averaged_under_mpirun(here: Path) -> None:
     """`mpirun -n 2 manyhands train digits-mlp --strategy average --every 16`."""

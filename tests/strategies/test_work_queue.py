@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import MORE
 from manyhands.data.order import Order, split
 from manyhands.strategies.asynchronous import work_queue as module
 from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage, WorkQueue
@@ -49,7 +50,7 @@ def test_pieces_are_the_parts_of_batches(n: int, batch: int, parts: int, start: 
         seen = end
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40 * MORE, deadline=None)
 @given(data=st.data())
 def test_every_sample_is_used_once_per_epoch(data: st.DataObject) -> None:
     """Workers lease, finish, die, come too late and join in any order, over several sync points."""

@@ -21,8 +21,8 @@ STUDY = """
 name = "s"
 [defaults]
 task = "quadratic"
-epochs = 30
-checkpoint_every = 0.2
+epochs = 10
+checkpoint_every = 0.1
 threads = 1
 [[grid]]
 batch = [50, 100]

@@ -35,6 +35,7 @@ context.set_forkserver_preload(
         "manyhands.cli",  # this and the next two: for the children that tests/children.py forks
         "manyhands.runs.train",
         "torch._dynamo",
+        "sklearn.datasets",
         __name__,
     ]
 )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from conftest import MORE
 from manyhands.testing.transports import DTYPES
 from manyhands.transports import tensor_bytes
 from manyhands.transports.base import Transport
@@ -58,7 +59,10 @@ def shm(size: int, function: Callable[[Transport], Any]) -> list[Any]:
     return processes(partial(ShmTransport, timeout=30.0), ["here"] * size, function)
 
 
-@pytest.mark.parametrize(("run_group", "examples"), [(threads, 30), (shm, 12)])
+@pytest.mark.hypothesis
+@pytest.mark.parametrize(
+    ("run_group", "examples"), [(threads, 20 * MORE), (shm, 6 * MORE)], ids=["threads", "shm"]
+)
 def test_collectives_of_anything(run_group: Callable[..., list[Any]], examples: int) -> None:
     @settings(max_examples=examples)
     @given(size=st.integers(1, 4), cases=CASES)
