@@ -128,7 +128,7 @@ def measure(case: Case, rounds: int, seconds: float, folder: Path) -> list[Row]:
 
 
 def crowded(rounds: int, seconds: float, folder: Path) -> list[Row]:
-    """More workers than cores, relative to two workers: with the same batch per worker, or the same in all."""
+    """More workers than cores, relative to two workers: with the same batch per worker, or in all."""
     rows = []
     for task, rate, each in (("mlp", 8_500, 128), ("mlp", 8_500, 0), ("cnn", 950, 128), ("cnn", 950, 0)):
 

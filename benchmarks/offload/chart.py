@@ -58,8 +58,8 @@ def scatter(title: str, points: list[Point]) -> str:
             f"{escape(point.name)}</text>",
         ]
     parts += [
-        f'<text x="{LEFT}" y="{HEIGHT - 14}" {text}>activations at the peak, relative to plain; the goal is the '
-        "shaded corner</text>",
+        f'<text x="{LEFT}" y="{HEIGHT - 14}" {text}>activations at the peak, relative to plain; the goal is '
+        "the shaded corner</text>",
         f'<text x="{LEFT - 56}" y="{TOP - 14}" {text}>time per step, relative to plain, kept</text>',
         "</svg>",
     ]
