@@ -1,9 +1,9 @@
-# `make study` is the main job, `make test` passes everything; both need only Python 3.11 and make.
+# `make study` is the main job, `make test` passes everything; all targets need only Python 3.11 and make.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: study test test-quick test-gpu soak lint clean
+.PHONY: study test test-quick test-gpu soak lint docs wheel clean
 
 # of `make soak`: how many drills of each kind (empty: as many as each says itself), and what draws them
 COUNT ?=
@@ -39,6 +39,14 @@ lint: $(INSTALLED)
 	for folder in benchmarks/*/; do $(BIN)/mypy $$folder || exit 1; done
 	$(BIN)/lint-imports
 
+# the documentation as a site that works from the disk: open site/index.html
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
+
+wheel: $(INSTALLED)
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 # pip, not uv: it finds the CPU build of torch; the range keeps gigabytes of CUDA away.
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'manyhands needs Python 3.11 or newer: make PYTHON=python3.11')"
@@ -47,5 +55,5 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv runs results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv runs results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist site
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

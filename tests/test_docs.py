@@ -1,4 +1,4 @@
-"""README and guide are true: their commands run, their paths exist."""
+"""The pages are true: their commands run, the modules and tests that they name exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,11 +27,11 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to run them in, with what they refer to."""
-    place = tmp_path_factory.mktemp("docs")
+    """A folder to run the blocks in, with what they refer to."""
+    folder = tmp_path_factory.mktemp("docs")
     for name in ("examples", "studies"):
-        (place / name).symlink_to(ROOT / name)
-    return place
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ LINES = [line for page in PAGES for block in blocks(page, "sh") for line in bloc
 @pytest.mark.usefixtures("_short")
 @pytest.mark.parametrize("line", dict.fromkeys(LINES))
 def test_commands_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`manyhands` in this process, as its entry point does it: importing torch forty times proves nothing."""
+    """`manyhands` runs in this process: importing torch forty times proves nothing."""
     if line.startswith("make "):
         assert re.search(rf"^{line.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
@@ -93,22 +93,27 @@ def test_the_tree_of_the_readme_exists() -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        *PAGES,
-        "CONTRIBUTING.md",
-        "docs/design.md",
-        "docs/faults.md",
-        "docs/claims.md",
-        "docs/security.md",
-        "benchmarks/README.md",
-    ],
-)
-def test_links_lead_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
-        if not target.startswith("http"):
-            assert (ROOT / page).parent.joinpath(target).exists(), target
+INSIDE = ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("design", "second-look", "lab")))
+FOLDERS = ("src", "tests", "soak", "benchmarks", "tools", "examples")
+
+
+@pytest.mark.parametrize("page", [*INSIDE, "docs/claims.md", "benchmarks/README.md", *STRATEGIES])
+def test_modules_and_tests_that_a_page_names_exist(page: str) -> None:
+    """`engine/loop.py` is a file of the repository, and so is the test of `tests/x.py::test_y`.
+
+    Links and anchors are checked by the strict build of the site (tests/browser/test_site.py).
+    """
+    text = (ROOT / page).read_text()
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    named = set(re.findall(r"`((?:[\w*-]+/)*[\w*-]+\.py)(?:::\w|`)", text))
+    assert sorted(name for name in named if "NAME" not in name and not any(map(_ends(name), files))) == []
+    tests = {name.rpartition(":")[2] for name in re.findall(r"::([\w:]+)`", text)}
+    known = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py")) if tests else ""
+    assert sorted(name for name in tests if f"def {name}(" not in known) == []
+
+
+def _ends(name: str) -> Callable[[Path], bool]:
+    return lambda path: path.match(f"*/{name}")
 
 
 def test_the_example_in_the_readme_has_four_lines() -> None:

@@ -4,7 +4,7 @@
     python benchmarks/asynchronous/run.py --straggler [--svg FILE]     one worker is four times slower
     python benchmarks/asynchronous/run.py --target [--json]            mnist-cnn to 98.5 %: 1, 2 and 4 workers
 
-Workers have one thread and 32 samples a step each. Every round runs all sides in turn, each first in one of
+Workers have one thread and 32 samples per step each. Every round runs all sides in turn, each first in one of
 them; the rate of a side is that of its best round, `median` the median over rounds of rate / one worker's.
 """
 
@@ -28,7 +28,7 @@ from sides import Rate
 import manyhands as mh
 from manyhands.core.errors import DivergedError
 
-BATCH = 32  # samples a worker
+BATCH = 32  # samples per worker
 TASKS = ("mnist-cnn", "mnist-mlp", "sparse-logistic")
 WANTED = {"hogwild": 1.85, "server": 1.7, "average every 16": 1.9}  # times one worker, on mnist-cnn
 SLOWER = 4.0
@@ -95,7 +95,7 @@ def interleaved(found: dict[str, Side], rounds: int, seconds: float) -> dict[str
 
 
 def table(task: str, rates: dict[str, list[Rate]], wanted: dict[str, float]) -> list[Row]:
-    """A row a side."""
+    """One row per side."""
     one = [rate.samples for rate in rates["one worker"]]
     rows = []
     for name, theirs in rates.items():

@@ -59,7 +59,7 @@ def ours(task: str, batch: int, seconds: float, workers: int, settings: dict[str
     return Rate((last.samples - first.samples) / span, (last.step - first.step) / span, record.staleness)
 
 
-# ---- by hand, as in the MNIST Hogwild example of PyTorch: share_memory(), a process a worker, no locks
+# ---- by hand, as in the MNIST Hogwild example of PyTorch: share_memory(), one process per worker, no locks
 
 
 def by_hand(task: str, batch: int, kept: bool, seconds: float) -> Rate:

@@ -31,7 +31,7 @@ WARM_UP = 4  # steps
 
 
 class Case(NamedTuple):
-    """A network, a batch a worker, about how many samples/s one worker makes, and what must be shown."""
+    """A network, its batch per worker, about how many samples/s one worker makes, and the goals."""
 
     task: str
     batch: int
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     """One side of a case: samples/s of its best round, and ours against it, best and median of rounds."""
 
     task: str
-    batch: int  # a worker; the global batch is twice that
+    batch: int  # per worker; the global batch is twice that
     side: str
     samples_per_second: float
     ours: float
@@ -114,7 +114,7 @@ def interleaved(
 
 
 def measure(case: Case, rounds: int, seconds: float, folder: Path) -> list[Row]:
-    """One case: a row a side."""
+    """One case: one row per side."""
     rates = interleaved(all_sides(case, folder), case.rate, rounds, seconds)
     wanted = {"bare loop": case.of_bare, "ddp gloo": case.of_ddp, "all threads": case.of_threads}
     rows = []
@@ -128,7 +128,7 @@ def measure(case: Case, rounds: int, seconds: float, folder: Path) -> list[Row]:
 
 
 def crowded(rounds: int, seconds: float, folder: Path) -> list[Row]:
-    """More workers than cores: throughput against two workers', at one batch a worker and at one in all."""
+    """More workers than cores, relative to two workers: with the same batch per worker, or in all."""
     rows = []
     for task, rate, each in (("mlp", 8_500, 128), ("mlp", 8_500, 0), ("cnn", 950, 128), ("cnn", 950, 0)):
 
@@ -165,14 +165,14 @@ def main() -> None:
         folder = Path(name)
         if arguments.crowded:
             rows = crowded(arguments.rounds, arguments.seconds, folder)
-            show("workers x batch a worker, against 2 workers", rows, arguments.json)
+            show("workers x batch per worker, relative to 2 workers", rows, arguments.json)
             return
         rows = []
         for case in cases:
             found = measure(case, arguments.rounds, arguments.seconds, folder)
             rows += found
             if not arguments.json:
-                show("ours against each side" if case is cases[0] else None, found, False)
+                show("ours relative to each side" if case is cases[0] else None, found, False)
         if arguments.json:
             show(None, rows, True)
 

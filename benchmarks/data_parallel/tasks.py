@@ -20,7 +20,7 @@ def cnn() -> Task:
 
 
 def big() -> Task:
-    """784-4096-4096-10: 20,037,642 parameters, 80 MB of gradients a step."""
+    """784-4096-4096-10: 20,037,642 parameters, 80 MB of gradients per step."""
     return replace(_short(mnist.mnist_mlp()), name="big", model=lambda: layers([784, 4096, 4096, 10]))
 
 

@@ -4,7 +4,7 @@
 
 Every cell is one run to the target that is named here (or until the seconds are over): speed, the peak memory
 of each worker (resident, the shared parameters counted at everyone who touches them), bytes that all workers
-moved a step, and training seconds and samples to the target. Run by run, because each uses both cores.
+moved per step, and training seconds and samples to the target. Run by run, because each uses both cores.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     strategy: str
     samples_per_second: float
     memory: list[int]  # bytes, by worker
-    moved: float  # bytes a step, all workers
+    moved: float  # bytes per step, all workers
     target: float
     seconds: float | None
     samples: int | None
@@ -105,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[Row] = []
     if not arguments.json:
-        print("| task | strategy | images/s | memory by worker | moved a step | to target | after |")
+        print("| task | strategy | images/s | memory per worker | moved per step | to target | after |")
         print("|---|---|---|---|---|---|---|", flush=True)
     for task in TASKS:
         for strategy, workers, options in STRATEGIES:

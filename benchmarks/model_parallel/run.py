@@ -5,7 +5,7 @@
 Each worker has one thread. Every round runs all sides of a case in turn, each first in one of them; a side's
 time is that of the median step of its best round, and `median` is the median over rounds of theirs / ours.
 The ideal speed-up of two stages with m micro-batches is 2m / (m + 1); what counts is the part of it reached.
-torch.distributed.pipelining runs with one thread a worker, and as it comes: with as many as there are cores.
+torch.distributed.pipelining runs with one thread per worker, and with its default: one per core.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ OF_IDEAL = 0.88  # wanted at 4 and 8
 
 
 class Row(NamedTuple):
-    """One network and number of micro-batches: seconds a step, and ratios (best rounds, median of rounds)."""
+    """One network and number of micro-batches: seconds per step, ratios (best rounds, median of rounds)."""
 
     task: str
     micro_batches: int
     ours: float
     alone: float  # one worker, the same micro-batches
     whole: float  # one worker, the whole batch at once
-    torch: float  # one thread a worker
-    crowded: float  # as it comes: as many threads a worker as there are cores
+    torch: float  # one thread per worker
+    crowded: float  # its default: as many threads per worker as there are cores
     speedup: float  # against alone
     median: float
     ideal: float

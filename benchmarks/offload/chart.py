@@ -19,7 +19,7 @@ class Point(NamedTuple):
 
 
 def scatter(title: str, points: list[Point]) -> str:
-    """A dot a side; the corner that is wanted is drawn: a fifth of the memory, a quarter more time."""
+    """One dot per side; the shaded corner is the goal: a fifth of the memory, a quarter more time."""
     most = max(1.3, *(point.time for point in points)) + 0.05
     fewest = min(0.95, *(point.time for point in points)) - 0.02
 
@@ -58,9 +58,9 @@ def scatter(title: str, points: list[Point]) -> str:
             f"{escape(point.name)}</text>",
         ]
     parts += [
-        f'<text x="{LEFT}" y="{HEIGHT - 14}" {text}>activations at the peak, of plain; the shaded corner is '
-        "wanted</text>",
-        f'<text x="{LEFT - 56}" y="{TOP - 14}" {text}>time a step, of plain with kept memory</text>',
+        f'<text x="{LEFT}" y="{HEIGHT - 14}" {text}>activations at the peak, relative to plain; the goal is '
+        "the shaded corner</text>",
+        f'<text x="{LEFT - 56}" y="{TOP - 14}" {text}>time per step, relative to plain, kept</text>',
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

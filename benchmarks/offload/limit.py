@@ -71,7 +71,7 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
     offload.close()
-    print(f"trained: loss {loss.item():.6f}, {(time.perf_counter() - since) / STEPS:.2f} s a step")
+    print(f"trained: loss {loss.item():.6f}, {(time.perf_counter() - since) / STEPS:.2f} s per step")
 
 
 def make_group() -> Path | None:

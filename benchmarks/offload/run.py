@@ -122,7 +122,7 @@ def compare(arguments: argparse.Namespace) -> list[Row]:
 
 def show(rows: list[Row]) -> None:
     """As a table of the README."""
-    print("| side | activations | of plain | peak | of plain | seconds a step | time of kept | CPU |")
+    print("| side | activations | of plain | peak | of plain | seconds per step | relative to kept | CPU |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         # memory that is kept from step to step was there before

@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def bare_loop(inputs: Tensor, targets: Tensor, model: nn.Module, batch: int, samples: int) -> list[float]:
-    """Seconds a step of the loop that one would write by hand."""
+    """Seconds per step of the loop that one would write by hand."""
     decayed = [p for name, p in model.named_parameters() if not name.endswith("bias")]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     groups = [{"params": decayed, "weight_decay": 1e-4}, {"params": biases, "weight_decay": 0.0}]
@@ -80,7 +80,7 @@ def bare_loop(inputs: Tensor, targets: Tensor, model: nn.Module, batch: int, sam
 
 
 def trainer_loop(case: Case, samples: int) -> list[float]:
-    """Seconds a step of the trainer, from its journal."""
+    """Seconds per step of the trainer, from its journal."""
     with tempfile.TemporaryDirectory() as folder:
         record = manyhands.train(
             f"{HERE / 'tasks.py'}:{case.task}",

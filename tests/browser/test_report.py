@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,7 @@ from manyhands.report.page import draw
 from report.samples import rich
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no chromium with its chromedriver here"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.slow
 SEVEN = ("single", "allreduce", "average", "server", "hogwild", "layers", "pipeline micro_batches=4")
 
 
@@ -29,28 +23,6 @@ SEVEN = ("single", "allreduce", "average", "server", "hogwild", "layers", "pipel
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = replace(rich(tmp_path_factory.mktemp("study")), claim="averaging")
     return draw(study, pictures=False)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One for all tests: it is slow to start."""
-    options = selenium.ChromeOptions()
-    options.binary_location = CHROMIUM
-    profile = tmp_path_factory.mktemp("profile")
-    for word in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--hide-scrollbars",
-        f"--user-data-dir={profile}",
-    ):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = selenium.Chrome(options=options, service=selenium.ChromeService(DRIVER))
-    driver.set_script_timeout(60)
-    yield driver
-    driver.quit()
 
 
 class Tab:

@@ -53,12 +53,16 @@ class Study:
 
 
 def find(text: str) -> Path:
-    """A study's file by its path, or by its name: here, in ./studies, or beside the package."""
+    """A study's file by its path, or by its name: in ./studies, or one of those that come with manyhands.
+
+    Those lie in the repository's studies/, and in a wheel inside this package.
+    """
     given = Path(text).expanduser()
     if given.is_file() or given.suffix or given.name != text:
         return given
     known: dict[str, Path] = {}
-    for folder in (Path(__file__).parents[3] / STUDIES, Path(STUDIES)):
+    here = Path(__file__)
+    for folder in (here.parent / "files", here.parents[3] / STUDIES, Path(STUDIES)):  # the last one counts
         known |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if text not in known:
         raise unknown("study", text, known)
