@@ -124,6 +124,7 @@ class RemoteStages:
     def _from_all_stages(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the first replica of every stage, at all workers."""
         found: dict[str, Tensor] = {}
+        device = self._own_header.device
         for root in range(self._stages):
             is_root = self._transport.rank == root
             heads = [(name, list(tensor_bytes.header(tensor).tolist())) for name, tensor in own.items()]
@@ -132,9 +133,7 @@ class RemoteStages:
             text = text if is_root else torch.empty(int(length), dtype=torch.uint8)
             self._transport.broadcast(text, root)
             for name, head in json.loads(bytes(text.tolist())):
-                tensor = (
-                    own[name].clone() if is_root else tensor_bytes.allocate(head, self._own_header.device)
-                )
+                tensor = own[name].clone() if is_root else tensor_bytes.allocate(head, device)
                 found[name] = self._transport.broadcast(tensor, root)
         return found
 
