@@ -429,8 +429,8 @@ TABLE = {
     ),
     "an unreadable image": (
         "train blood-vgg19 --set data=cells --set size=32",
-        "1 image of cells/train cannot be read: b/2.png; use --set skip_unreadable=true to leave out "
-        "what cannot be read",
+        "1 image of cells/train cannot be read: b/2.png; use --set skip_unreadable=true to skip "
+        "unreadable images",
     ),
     "an output folder that holds another run": (
         "train quadratic --out held",

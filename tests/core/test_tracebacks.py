@@ -122,7 +122,7 @@ def test_several_workers_say_the_same_first(temporary: Path, monkeypatch: pytest
     assert lines[2] == "the whole traceback is in run/logs/rank-1.log"
 
 
-def test_without_a_log_the_traceback_is_told(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_log_the_traceback_is_printed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(temporary.parent)
     failure = perform(pack(call_forward, ("faulty.py:own",)), None).failure
     lines = diagnosis.failed(

@@ -263,7 +263,7 @@ def test_a_file_put_there_by_hand_is_used(cache: Path, name: str) -> None:
     assert (cache / "toy" / name).exists()
 
 
-def test_a_wrong_file_put_there_by_hand_is_said_and_kept(cache: Path) -> None:
+def test_a_wrong_file_put_there_by_hand_is_reported_and_kept(cache: Path) -> None:
     (cache / "toy").mkdir(parents=True)
     (cache / "toy" / "plain.gz").write_bytes(gzip.compress(OTHER))
     with pytest.raises(

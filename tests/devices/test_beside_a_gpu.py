@@ -77,7 +77,7 @@ def test_its_budget_is_main_memory_whatever_cuda_says(monkeypatch: pytest.Monkey
     assert budget.most() > 50_000_000
 
 
-def test_who_calls_keeps_the_generators_of_their_gpus(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+def test_the_caller_keeps_the_generators_of_its_gpus(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     """A run on the CPU seeded them, and put only the host's back."""
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)

@@ -304,9 +304,7 @@ def test_worker_0_listens_at_that_address_or_not_at_all(monkeypatch: pytest.Monk
     own = "MASTER_ADDR must be an address of the host of worker 0, here "
     with pytest.raises(UsageError, match=rf"^worker 0 cannot listen at 192.0.2.1:4711: .*; {own}"):
         EnvLeader(far(4711, "192.0.2.1"))
-    with pytest.raises(
-        UsageError, match=r"^worker 0 cannot listen at 0.0.0.0:4711: 0.0.0.0 stands for every"
-    ):
+    with pytest.raises(UsageError, match=r"^worker 0 cannot listen at 0.0.0.0:4711: 0.0.0.0 means every"):
         EnvLeader(far(4711, "0.0.0.0"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -94,7 +94,7 @@ def test_no_thread_and_no_file_is_left(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -108,7 +108,7 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
     store.close()
 
 
-def test_a_disk_that_fails_is_told_where_its_bytes_are_asked_for(monkeypatch):
+def test_a_disk_error_is_raised_when_the_bytes_are_needed(monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

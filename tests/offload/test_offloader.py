@@ -117,7 +117,7 @@ def test_random_networks_train_as_without(layers, mode, dtype, in_flight):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_something_is_moved_and_told(mode):
+def test_what_is_moved_is_recorded(mode):
     torch.manual_seed(0)
     model = make(["norm", "relu", "conv", "norm", "relu", "pool", "residual", "drop"], channels=16)
     choices = check(model, torch.randn(16, 3, 8, 8), mode)
