@@ -47,7 +47,6 @@ ALONE: dict[str, tuple[str, ...]] = {
     "faults/test_worker_groups.py": ("test_a_second_run",),
     "launchers/test_local.py": ("test_the_second_launch",),
     "launchers/test_mpi.py": ("test_ranks_can_use_mpi",),
-    "launchers/test_worker_failures.py": ("test_the_others_go_on",),
     "runs/test_async_runs.py": ("test_a_straggler", "test_all_wait_for_a_straggler", "test_a_worker_far"),
 }
 # Files that take long begin first, so that no core is idle at the end.
