@@ -88,10 +88,11 @@ def test_search_finds_a_word_on_a_file(site: Path, browser: Any) -> None:
 
 
 def requests(browser: Any) -> set[str]:
-    """The kinds of addresses that the browser has asked for."""
+    """The schemes of the addresses that the browser has asked for, without its own pages (a new tab)."""
     messages = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
-    return {
+    schemes = {
         message["params"]["request"]["url"].partition(":")[0]
         for message in messages
         if message["method"] == "Network.requestWillBeSent"
     }
+    return schemes - {"chrome"}
