@@ -21,6 +21,7 @@ import manyhands as mh
 from children import Child
 from conftest import AS_ROOT, Answer, called
 from manyhands.callbacks.base import Callback
+from manyhands.core import environment
 from manyhands.core.errors import InterruptedRunError, WorkerFailedError
 from manyhands.engine.checkpoint.storage import Checkpoints
 from manyhands.engine.fault_injection import faults
@@ -313,7 +314,7 @@ def test_auto_measures_and_reports_its_choice(
     }
     best = max(rates, key=lambda name: rates[name])
     assert best.startswith(f"{record.spec.workers} worker")
-    assert record.spec.workers * record.environment.threads == mh.environment.cores()
+    assert record.spec.workers * record.environment.threads == environment.cores()
 
 
 def test_the_bar_compares_with_the_last_run_of_one_worker(here: Path) -> None:
