@@ -33,8 +33,8 @@ SHARED = ROOT.parent / "shared"
 
 
 # What must not run beside other tests, because it compares times or looks for anything of Open MPI in the
-# host's shared memory: whole files, or the tests whose names begin like this. All others pass two at a time
-# also on a machine that is ten times overloaded; those with deadlines are about waits of seconds.
+# host's shared memory: whole files, or the tests whose names begin like this. Launchers, transports and
+# faults, whose deadlines are seconds, passed two at a time on two cores with a load of 10 to 25.
 ALONE: dict[str, tuple[str, ...]] = {
     "cli/test_commands.py": ("test_help_is_quick",),
     "core/test_allocator.py": ("test_a_block_is_not_faulted",),

@@ -102,7 +102,7 @@ def test_every_starter_gives_the_same_bits(tmp_path: Path, typed: Callable[..., 
         for tensor, value in states["local"].items():
             if not tensor.startswith("random/"):
                 assert torch.equal(state[tensor], value), (name, tensor)
-    assert alive(tmp_path.name) == []
+    assert alive(str(tmp_path)) == []
 
 
 def train(out: Path, workers: int, **settings: object) -> RunRecord:
@@ -230,7 +230,7 @@ def test_ctrl_c_in_a_terminal(here: Path) -> None:
     assert child.returncode == 130
     assert err.count("error:") == 1
     assert "error: interrupted by SIGINT at step" in err
-    assert alive(here.name) == []
+    assert alive(str(here)) == []
 
 
 # The first step creates a file, and the first step is part of the measurement.
