@@ -21,8 +21,8 @@ SCRIPTS = sorted(
 def test_it_starts(script: Path, tmp_path: Path) -> None:
     """Whatever it imports from the package is there; its types are checked by `make lint`."""
     child = Child(str(script), "--help", folder=tmp_path)
-    assert child.end() == 0, child.said
-    assert child.said.startswith("usage: ")
+    assert child.end() == 0, child.output
+    assert child.output.startswith("usage: ")
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_a_tiny_round(words: str, tmp_path: Path) -> None:
     script, *rest = words.split()
     child = Child(str(ROOT / "benchmarks" / script), *rest, "--json", folder=tmp_path)
     code = child.end()
-    if "cannot get mnist" in child.said:
+    if "cannot get mnist" in child.output:
         pytest.skip("MNIST cannot be had here")
-    assert code == 0, child.said
-    rows = json.loads(child.said[child.said.index("[") :])
+    assert code == 0, child.output
+    rows = json.loads(child.output[child.output.index("[") :])
     assert rows
     assert all(value > 0 for row in rows for name, value in row.items() if name == "samples_per_second")
 

@@ -116,10 +116,10 @@ def test_the_memory_of_other_rows_is_not_written_to(tmp_path: Path) -> None:
     """
     (tmp_path / "protected.py").write_text(PROTECTED)
     child = Child(str(tmp_path / "protected.py"), folder=tmp_path)
-    assert child.end() == 0, child.said
+    assert child.end() == 0, child.output
     rows, killed = "[-1.0, 0.0, 0.0, -2.0]", -signal.SIGSEGV
     expected = f"1 sparse 0 {rows}\n1 whole {killed:d} \n4 sparse 0 {rows}\n4 whole {killed:d} \n"
-    assert child.said == expected
+    assert child.output == expected
 
 
 def test_sparse_parameters_are_never_decayed() -> None:

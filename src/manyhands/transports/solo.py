@@ -12,7 +12,7 @@ from torch import Tensor
 from manyhands.core.errors import UsageError
 from manyhands.core.rank_info import RankInfo
 from manyhands.transports.base import CPU, DEFAULT_TIMEOUT
-from manyhands.transports.defaults import TransportDefaults
+from manyhands.transports.transport_defaults import TransportDefaults
 
 
 @final

@@ -21,8 +21,8 @@ from manyhands.core.errors import PeerLostError, UsageError
 from manyhands.core.rank_info import RankInfo
 from manyhands.transports import rank_grid, tensor_bytes
 from manyhands.transports.base import CPU, DEFAULT_TIMEOUT, LOCKS, Transport
-from manyhands.transports.defaults import TransportDefaults
 from manyhands.transports.solo import SoloTransport
+from manyhands.transports.transport_defaults import TransportDefaults
 from manyhands.transports.waiting import deadline_error, peer_lost_error
 
 T = TypeVar("T")

@@ -30,9 +30,9 @@ from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.core.rank_info import RankInfo
 from manyhands.transports import tensor_bytes
 from manyhands.transports.base import CPU, DEFAULT_TIMEOUT, Transport
-from manyhands.transports.defaults import TransportDefaults
 from manyhands.transports.send_queue import SendQueue, buffer_for
 from manyhands.transports.solo import SoloTransport
+from manyhands.transports.transport_defaults import TransportDefaults
 from manyhands.transports.waiting import deadline_error, peer_lost_error
 
 T = TypeVar("T")

@@ -23,10 +23,10 @@ from torch import Tensor
 from manyhands.core.rank_info import ControlChannel, NullChannel, RankInfo
 from manyhands.transports import rank_grid, tensor_bytes
 from manyhands.transports.base import CPU, DEFAULT_TIMEOUT, Awaited, Transport
-from manyhands.transports.defaults import TransportDefaults
 from manyhands.transports.shm import mailbox, segment, sync_flags
 from manyhands.transports.shm.sync_flags import LINE
 from manyhands.transports.solo import SoloTransport
+from manyhands.transports.transport_defaults import TransportDefaults
 
 SLOT = 2**20  # bytes per worker of a staging: small enough for the caches, large enough for few barriers
 STAGING = 2**24  # bytes of all slots of a staging at most: a container may have only 64 MB of shared memory
