@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -532,7 +531,7 @@ def test_known_ranks_keep_their_optimizer_and_new_ones_take_the_mean(recipe: str
     for workers, expected in ((2, own[:2]), (4, [*own, mean]), (1, [mean])):
         for now, before in zip(group_of(workers, then, NESTEROV, RECIPES[recipe]), expected, strict=True):
             same(now, before)
-    averaging = dataclasses.replace(NESTEROV, average_optimizer=True)
+    averaging = NESTEROV.model_copy(update={"average_optimizer": True})
     for now in group_of(3, then, averaging, RECIPES[recipe]):
         same(now, mean)
 
@@ -553,7 +552,7 @@ def test_a_rank_that_had_no_sample_goes_on_without_memory() -> None:
 
 def test_a_state_from_before_optimizer_states_were_kept_per_rank_is_read() -> None:
     """Old checkpoints of nesterov have one optimizer state, the mean, or in a round each worker's own."""
-    old = dataclasses.replace(NESTEROV, average_optimizer=True)
+    old = NESTEROV.model_copy(update={"average_optimizer": True})
     for at in (4, 6):
         before = trained(2, even(2, at), old)
         state = before[0][0]
