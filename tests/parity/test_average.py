@@ -403,7 +403,7 @@ def test_diloco_by_hand(averages_inner: bool) -> None:
 def test_diloco_with_rate_1_and_no_momentum_is_the_mean(averages: bool) -> None:
     steps = some_steps(3, 10)
     mean = AverageOptions(every=3, average_optimizer=averages)
-    options = dataclasses.replace(mean, outer="nesterov", outer_lr=1.0, outer_momentum=0.0)
+    options = mean.model_copy(update={"outer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.0})
     means = walk(3, steps, mean, momentum=0.9)
     for path, expected in zip(walk(3, steps, options, momentum=0.9), means, strict=True):
         for (own, learned), (other, mean) in zip(path, expected, strict=True):
