@@ -56,9 +56,9 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @pytest.fixture(autouse=True)
-def _small_gangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A stage whose neighbor has failed waits no longer than that: threads do not notice a death."""
-    monkeypatch.setattr(stage_link, "PATIENCE", 20.0)
+    monkeypatch.setattr(stage_link, "DEFAULT_TIMEOUT", 20.0)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -37,7 +37,7 @@ from manyhands.transports.wrapper import TransportWrapper
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
-PATIENCE = 0.2  # seconds after which a worker that waits for others lets another one run
+YIELD_AFTER = 0.2  # seconds after which a worker that waits for others lets another one run
 Turn = tuple[int, str]
 
 
@@ -121,9 +121,9 @@ class Scripted(TransportWrapper):
     def rewrap(self, inner: Transport) -> Scripted:
         return Scripted(inner, self._script)
 
-    def until(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
+    def wait_for(self, ready: Callable[[], bool], seconds: float, what: Awaited = "work") -> bool:
         """Let others run after the time that an idle server needs to answer."""
-        if self.inner.wait_for(ready, min(seconds, PATIENCE), what):
+        if self.inner.wait_for(ready, min(seconds, YIELD_AFTER), what):
             return True
         self._script.pause(self.rank)
         return self.inner.wait_for(ready, seconds, what)
