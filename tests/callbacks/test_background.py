@@ -19,7 +19,7 @@ from manyhands.core.errors import StorageError
 from manyhands.records.record import RunRecord, Start, StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 from manyhands.runs.train import run
 
 EVENTS = ("on_start", "on_step", "on_end", "on_notice", "close")
@@ -63,7 +63,7 @@ def fail() -> None:
 
 def run_with(*callbacks: Callback, folder: Path, **settings: Any) -> RunRecord:
     """Ten steps, with a notice before them."""
-    spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))
+    spec = RunSpec.of(task="quadratic", **fill_in({"epochs": 1, "threads": 1, **settings}))
     return run(spec, out=folder, callbacks=callbacks)
 
 

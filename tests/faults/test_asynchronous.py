@@ -24,7 +24,7 @@ from manyhands.engine.fault_injection import faults
 from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 from manyhands.runs.train import run
 from manyhands.testing.launchers import left_over
 
@@ -90,7 +90,7 @@ def script(monkeypatch: pytest.MonkeyPatch, fault: str, rank: int, step: int = 8
 def spec(strategy: str, options: dict[str, Any] | None = None, **settings: Any) -> RunSpec:
     chosen = {"workers": 2, "threads": 1, "epochs": EPOCHS, "timeout": 1.5, **settings}
     return RunSpec.of(
-        task="quadratic", **arrange({"strategy": strategy, "strategy_options": options or {}, **chosen})
+        task="quadratic", **fill_in({"strategy": strategy, "strategy_options": options or {}, **chosen})
     )
 
 

@@ -19,7 +19,7 @@ from manyhands.engine.fault_injection import faults
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
 from manyhands.runs import verify
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 
 GPUS, DEVICE = count(), "cuda"
 pytestmark = [
@@ -75,7 +75,7 @@ def test_one_gpu_computes_what_the_host_computes(here: Path) -> None:
 @several
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_a_strategy_is_single_tensor_by_tensor(strategy: str, here: Path) -> None:
-    settings = arrange({**of(strategy), "device": DEVICE})
+    settings = fill_in({**of(strategy), "device": DEVICE})
     spec = RunSpec.of(task=TASK, batch=65, threads=1, **settings)
     found = verify.verify(spec, 5, print)
     assert found.exact, found.to_dict()

@@ -27,7 +27,7 @@ from manyhands.recipes.members import constant
 from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 from manyhands.runs.train import run
 from manyhands.strategies.asynchronous.parameter_server import server
 from manyhands.tasks.quadratic import quadratic
@@ -254,7 +254,7 @@ def test_a_run_that_was_stopped_goes_on(here: Path, way: str) -> None:
             if step.step == 25:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    settings = arrange({"workers": 2, "threads": 1, "epochs": 100_000, "evaluate_every": 50.0, **WAYS[way]})
+    settings = fill_in({"workers": 2, "threads": 1, "epochs": 100_000, "evaluate_every": 50.0, **WAYS[way]})
     with pytest.raises(InterruptedRunError, match=r"^interrupted by SIGTERM at step [\d,]+; the last"):
         run(RunSpec.of(task="quadratic", **settings), out=here / "run", callbacks=[At()])
     stopped = RunFolder(here / "run").record()
@@ -362,7 +362,7 @@ def heard(here: Path, **settings: Any) -> list[str]:
         def on_notice(self, text: str) -> None:
             notices.append(text)
 
-    spec = RunSpec.of(task="quadratic", **arrange({"epochs": 1, "threads": 1, **settings}))
+    spec = RunSpec.of(task="quadratic", **fill_in({"epochs": 1, "threads": 1, **settings}))
     run(spec, out=here / f"run{len(list(here.iterdir()))}", callbacks=[Hear()])
     return [text for text in notices if "momentum" in text]
 
@@ -370,7 +370,7 @@ def heard(here: Path, **settings: Any) -> list[str]:
 def test_momentum_with_hogwild_is_warned_of_once(here: Path) -> None:
     given = {"strategy": "hogwild", "recipe_options": {"momentum": 0.9, "lr": 0.02}}
     (text,) = heard(here, workers=2, **given)
-    assert re.match(r"momentum 0\.9 with hogwild: each worker repeats gradients of its own past, ", text)
+    assert re.match(r"momentum 0\.9 with hogwild: momentum adds old gradients to updates that ", text)
     assert heard(here, workers=1, **given) == []
     assert heard(here, workers=2, strategy="hogwild") == []  # the task's own is left out
     assert heard(here, workers=2, **{**given, "strategy": "server"}) == []  # which keeps it in one place

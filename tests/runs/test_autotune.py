@@ -15,7 +15,7 @@ from manyhands.launchers.inline import InlineLauncher
 from manyhands.launchers.local import LocalLauncher
 from manyhands.records.spec import RunSpec
 from manyhands.runs import autotune
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 from manyhands.runs.resolve import resolve
 
 SENTENCE = r"^interrupted by {} while speeds were measured, before the run began$"
@@ -62,7 +62,7 @@ def test_a_signal_after_the_last_step_counts(
         return [1000.0] if found is autotune.choose else [[1000.0, 2000.0, 1500.0]]
 
     monkeypatch.setattr(LocalLauncher, "launch", launch)
-    spec = RunSpec.of(task="digits-mlp", batch=32, **arrange({"strategy": "pipeline", "workers": 2}))
+    spec = RunSpec.of(task="digits-mlp", batch=32, **fill_in({"strategy": "pipeline", "workers": 2}))
     said: list[str] = []
     with pytest.raises(InterruptedRunError, match=SENTENCE.format(number.name)) as caught:
         found(spec, "images", said.append)

@@ -10,7 +10,7 @@ from manyhands.core.errors import UsageError
 from manyhands.core.registry import transports
 from manyhands.records.spec import RunSpec
 from manyhands.runs import defaults
-from manyhands.runs.defaults import arrange, leads, rearrange
+from manyhands.runs.defaults import fill_in, fill_in_resumed, leads
 
 TORCHRUN = {
     "RANK": "1",
@@ -71,20 +71,20 @@ ONE_HOST = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 def test_what_is_open_is_filled_in(
     settings: dict[str, Any], environ: dict[str, str], chosen: tuple[Any, ...]
 ) -> None:
-    found = arrange(settings, environ)
+    found = fill_in(settings, environ)
     names = ("workers", "strategy", "transport", "launcher")
     assert tuple(found.get(name, 1) for name in names) == chosen
 
 
 def test_ranks_of_torchrun_must_be_as_many_as_asked_for() -> None:
     with pytest.raises(UsageError, match=r"^workers is 3, but torchrun started 2$"):
-        arrange({"workers": 3}, TORCHRUN)
+        fill_in({"workers": 3}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^workers is 2 and servers is 1, but torchrun started 2$"):
-        arrange({"workers": 2, "strategy": "server"}, TORCHRUN)
+        fill_in({"workers": 2, "strategy": "server"}, TORCHRUN)
     with pytest.raises(UsageError, match=r"started 2 and servers is 2: no rank would be left to work$"):
-        arrange({"strategy": "server", "strategy_options": {"servers": 2}}, TORCHRUN)
+        fill_in({"strategy": "server", "strategy_options": {"servers": 2}}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^launcher env takes the processes that torchrun, mpirun or srun"):
-        arrange({"launcher": "env"}, {})
+        fill_in({"launcher": "env"}, {})
 
 
 def test_one_rank_speaks() -> None:
@@ -109,12 +109,12 @@ def test_a_run_that_goes_on_is_arranged_anew_where_its_workers_change(
     before = RunSpec.of(
         task="quadratic", strategy="allreduce", workers=4, transport="torch", launcher="local"
     )
-    found = rearrange(before, settings)
+    found = fill_in_resumed(before, settings)
     assert tuple(found[name] for name in ("workers", "strategy", "transport", "launcher")) == chosen
 
 
 def test_one_worker_becomes_several() -> None:
-    found = rearrange(RunSpec.of(task="quadratic"), {"workers": 2})
+    found = fill_in_resumed(RunSpec.of(task="quadratic"), {"workers": 2})
     assert (found["strategy"], found["transport"], found["launcher"]) == ("allreduce", "shm", "local")
 
 
@@ -127,21 +127,21 @@ def test_another_strategy_is_arranged_anew_and_keeps_no_options() -> None:
         transport="torch",
         launcher="local",
     )
-    found = rearrange(before, {"strategy": "allreduce"})
+    found = fill_in_resumed(before, {"strategy": "allreduce"})
     assert (found["workers"], found["transport"], found["strategy_options"]) == (2, "shm", {})
-    found = rearrange(before, {"strategy": "single", "workers": 1})
+    found = fill_in_resumed(before, {"strategy": "single", "workers": 1})
     assert (found["transport"], found["launcher"], found["strategy_options"]) == ("solo", "inline", {})
-    found = rearrange(before, {"strategy_options": {"bound": 2}})
+    found = fill_in_resumed(before, {"strategy_options": {"bound": 2}})
     assert (found["transport"], found["strategy_options"]) == ("torch", {"servers": 2, "bound": 2})
     one = RunSpec.of(task="quadratic")
-    found = rearrange(one, {"strategy": "server"})
+    found = fill_in_resumed(one, {"strategy": "server"})
     assert (found["workers"], found["transport"], found["launcher"]) == (1, "shm", "local")
 
 
 def test_without_mpi4py_messages_between_hosts_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "find_spec", lambda name: None)
-    assert arrange({}, MPIRUN)["transport"] == "torch"
-    assert arrange({"strategy": "average"}, ONE_HOST)["transport"] == "torch"
+    assert fill_in({}, MPIRUN)["transport"] == "torch"
+    assert fill_in({"strategy": "average"}, ONE_HOST)["transport"] == "torch"
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_models_on_gpus_are_not_in_shared_memory(
     strategy: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(defaults, "uses_cuda", lambda device: device != "cpu")
-    assert arrange({"workers": 2, "strategy": strategy}, {})["transport"] == transport
-    assert arrange({"workers": 2, "strategy": strategy, "device": "cpu"}, {})["transport"] == "shm"
+    assert fill_in({"workers": 2, "strategy": strategy}, {})["transport"] == transport
+    assert fill_in({"workers": 2, "strategy": strategy, "device": "cpu"}, {})["transport"] == "shm"

@@ -18,7 +18,7 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.runs import autotune
 from manyhands.runs import verify as verify_
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 from manyhands.study import study_file
 from manyhands.study.execute import execute
 from manyhands.study.view import NoView
@@ -177,7 +177,7 @@ def test_what_was_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         return [[1000.0, 3000.0, 2000.0]]
 
     monkeypatch.setattr(LocalLauncher, "launch", launch)
-    settings = arrange({"strategy": "pipeline", "workers": 4, "strategy_options": {"stages": 2}})
+    settings = fill_in({"strategy": "pipeline", "workers": 4, "strategy_options": {"stages": 2}})
     spec = RunSpec.of(task="digits-mlp", batch=64, **settings)
     said: list[str] = []
     assert autotune.with_micro_batches(spec, "images", said.append).micro_batches == 2
@@ -197,7 +197,7 @@ def _double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(task: str, steps: int = 2, **settings: Any) -> verify_.Verification:
-    spec = RunSpec.of(task=task, threads=1, **{"batch": 65, **arrange(settings)})
+    spec = RunSpec.of(task=task, threads=1, **{"batch": 65, **fill_in(settings)})
     return verify_.verify(spec, steps, lambda text: None)
 
 

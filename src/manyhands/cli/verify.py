@@ -55,13 +55,13 @@ def verify(
     """Train a few steps with single and with a strategy and compare every tensor (exit code 1: differs)."""
     from manyhands.cli.train import parse_set
     from manyhands.records.spec import RunSpec
-    from manyhands.runs.defaults import arrange, leads
+    from manyhands.runs.defaults import fill_in, leads
     from manyhands.runs.verify import verify as compare
 
     options, recipe_options, strategy_options = parse_set(set_ or [])
     chosen, of_strategy = given(flags)
-    arranged = arrange({**chosen, "workers": workers, "strategy_options": strategy_options | of_strategy})
-    spec = RunSpec.of(task=task, options=options, recipe_options=recipe_options, threads=1, **arranged)
+    filled = fill_in({**chosen, "workers": workers, "strategy_options": strategy_options | of_strategy})
+    spec = RunSpec.of(task=task, options=options, recipe_options=recipe_options, threads=1, **filled)
     verdict = compare(spec, steps, lambda text: print(text, file=sys.stderr))
     if leads():
         print(json_.dumps(verdict.to_dict(), indent=2) if json else "\n".join(lines(verdict)))

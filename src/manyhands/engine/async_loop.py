@@ -20,7 +20,7 @@ import numpy as np
 from manyhands.core.errors import DivergedError
 from manyhands.data.base import Request
 from manyhands.engine.feed import examine
-from manyhands.engine.loop import Course
+from manyhands.engine.loop import TrainingLoop
 from manyhands.engine.position import Ending, Position
 from manyhands.engine.timing.step_timer import WARM_UP, StepTimer
 from manyhands.records.record import WorkShare
@@ -33,7 +33,7 @@ _WAITING_PHASES = {QueueStage.TEST: "evaluation", QueueStage.SAVE: "checkpoint"}
 
 
 @dataclass(kw_only=True)
-class AsyncTrainer(Course):
+class AsyncTrainer(TrainingLoop):
     """The loop of workers that do not step together."""
 
     worker: AsyncRank
@@ -43,7 +43,7 @@ class AsyncTrainer(Course):
 
     def run(self, here: Position) -> Ending:
         """Train from here until something ends the run. Return what ended it, which only rank 0 knows."""
-        self.saved()
+        self.restart_checkpoint_timer()
         keeper: BookKeeper | None = None
         if self.leads:
             assert isinstance(self.worker, QueueOwner)
@@ -165,7 +165,7 @@ class BookKeeper:
                 self._queue.end()
             self.failure = self._trainer.diverged(here, update.lr, min(update.start, self._sync_point))
             return
-        self._trainer.noted(here.loss)
+        self._trainer.add_loss(here.loss)
         self.step_timer.stepped(here.samples)
 
     def _report(self, test_loss: float | None) -> None:
@@ -175,7 +175,7 @@ class BookKeeper:
         update, self._pending = self._pending, None
         epoch = update.start // self._trainer.feed.order.n
         stale = update.staleness if update.staleness >= 0 else None
-        self._trainer.tell(self._here, epoch, update.lr, test_loss, update.worker, stale)
+        self._trainer.report_step(self._here, epoch, update.lr, test_loss, update.worker, stale)
 
     def _arrive(self) -> None:
         """A sync point is reached: everything before it is done."""
@@ -197,7 +197,7 @@ class BookKeeper:
             trainer.clock.switch("other")
         score, loss = self._queue.sums
         test_loss = loss / self._tests
-        trainer.judge(here, score / self._tests, test_loss, self._reached)
+        trainer.record_evaluation(here, score / self._tests, test_loss, self._reached)
         self._leave(trainer.ending(here, trainer.votes()), test_loss)
 
     def _leave(self, ending: Ending | None, test_loss: float | None) -> None:
@@ -209,7 +209,7 @@ class BookKeeper:
                 queue.hold()
             with trainer.clock.phase("checkpoint"):
                 trainer.save(here)
-            trainer.saved()
+            trainer.restart_checkpoint_timer()
         self._sync_point, self.ending = here.samples, ending
         with self._owner.lock():
             if ending is not None:
@@ -222,6 +222,6 @@ class BookKeeper:
         trainer, samples = self._trainer, self._here.samples
         interval = trainer.interval
         points = [(samples // interval + 1) * interval, trainer.feed.horizon(trainer.spec)]
-        if trainer.spec.strategy_options.get("backup") is not None:  # no round continues in the next epoch
+        if trainer.spec.round_workers is not None:  # no round continues in the next epoch
             points.append((samples // trainer.feed.order.n + 1) * trainer.feed.order.n)
         return min(points if trainer.spec.samples is None else [*points, trainer.spec.samples])

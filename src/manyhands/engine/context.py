@@ -100,9 +100,8 @@ class RankContext:
         """Samples per update, which decide its learning rate: the batch, or what one worker leases."""
         spec = self.spec
         assert spec.batch is not None
-        backup = spec.strategy_options.get("backup")
-        if backup is not None:  # a round does not wait for the slowest workers
-            return max(1, spec.batch * (spec.workers - int(backup)) // spec.workers)
+        if spec.round_workers is not None:
+            return max(1, spec.batch * spec.round_workers // spec.workers)
         return max(1, spec.batch // spec.workers) if self.asynchronous else spec.batch
 
     @property

@@ -22,7 +22,7 @@ from manyhands.transports.base import Transport
 
 
 @dataclass(kw_only=True)
-class Course:
+class TrainingLoop:
     """What both training loops share: when to evaluate, save and end, and what to report."""
 
     spec: RunSpec  # resolved
@@ -73,21 +73,21 @@ class Course:
         """Samples between two evaluations."""
         return max(1, round(self.spec.evaluate_every * self.feed.order.n))
 
-    def saved(self) -> None:
-        """Restart the time to the next checkpoint."""
+    def restart_checkpoint_timer(self) -> None:
+        """The next checkpoint is due `checkpoint_every` seconds from now."""
         self._saved = self.clock.seconds
 
-    def noted(self, loss: float) -> None:
+    def add_loss(self, loss: float) -> None:
         """Add the loss of a step to the mean training loss of the next evaluation."""
         if math.isfinite(loss):
             self._losses.append(loss)
 
-    def judge(self, position: Position, score: float, test_loss: float, seconds: float) -> None:
+    def record_evaluation(self, position: Position, score: float, test_loss: float, seconds: float) -> None:
         """Enter an evaluation into the position and its curve; `seconds` is the training time before it."""
         metric, target = self.feed.task.metric, self.spec.target
         assert target is not None
         if not (math.isfinite(score) and math.isfinite(test_loss)):
-            self.warn(position, score, test_loss)
+            self.warn_not_finite(position, score, test_loss)
         position.metric = score if math.isfinite(score) else None
         if position.metric is not None and (
             position.best_metric is None
@@ -110,7 +110,7 @@ class Course:
         position.curve.append(point.model_dump(exclude_none=True))
         self._losses.clear()
 
-    def warn(self, position: Position, score: float, test_loss: float) -> None:
+    def warn_not_finite(self, position: Position, score: float, test_loss: float) -> None:
         """Warn once that a result on the test set is not finite, and name the cause if it can be found."""
         if self._warned or not self.callbacks:
             return
@@ -124,7 +124,7 @@ class Course:
         for callback in self.callbacks:
             callback.on_notice(f"{what} at step {position.step:,}: {why}")
 
-    def evaluated(self, position: Position) -> int:
+    def previous_evaluation(self, position: Position) -> int:
         """Samples seen at the evaluation before the last one."""
         return int(position.curve[-2]["samples"]) if len(position.curve) > 1 else 0
 
@@ -147,7 +147,7 @@ class Course:
         missing = position.curve and position.metric is None
         return f"the metric {self.feed.task.metric.name} is not a number" if missing else None
 
-    def tell(
+    def report_step(
         self,
         position: Position,
         epoch: int,
@@ -178,7 +178,7 @@ class Course:
 
 
 @dataclass(kw_only=True)
-class Trainer(Course):
+class Trainer(TrainingLoop):
     """The loop of synchronous workers.
 
     What depends on a clock or a signal is voted on, so that all workers do the same after the same step.
@@ -190,7 +190,7 @@ class Trainer(Course):
 
     def run(self, position: Position) -> Ending:
         """Train from a position until something ends the run, and return what."""
-        self.saved()
+        self.restart_checkpoint_timer()
         ending = self.ending(position, Votes())
         self.step_timer.begin(position.samples)
         with closing(self.feed.read(position.samples)) as reader:
@@ -203,22 +203,22 @@ class Trainer(Course):
                 position.step, position.samples = position.step + 1, position.samples + batch.size
                 if shared and not math.isfinite(position.loss):
                     raise self.diverged(position, lr, position.samples - batch.size)
-                self.noted(position.loss)
+                self.add_loss(position.loss)
                 ending = self.ending(position, votes)
                 test_loss = None
                 if ending == "finished" or self.milestone(position.samples, batch.size):
                     test_loss = self.evaluate(position)
                     if not (shared or math.isfinite(test_loss)):  # the test loss is the same at all workers
                         position.loss = test_loss
-                        raise self.diverged(position, lr, self.evaluated(position))
+                        raise self.diverged(position, lr, self.previous_evaluation(position))
                     ending = ending or self.ending(position, votes)
                 if ending in ("finished", "target"):
                     self.worker.finalize()
-                self.tell(position, batch.epoch, lr, test_loss)
+                self.report_step(position, batch.epoch, lr, test_loss)
                 if ending is not None or votes.save:
                     with self.clock.phase("checkpoint"):
                         self.save(position)
-                    self.saved()
+                    self.restart_checkpoint_timer()
                 self.step_timer.stepped(position.samples)
         return ending
 
@@ -227,5 +227,5 @@ class Trainer(Course):
         seconds = self.clock.training_seconds
         with self.clock.phase("evaluation"), self.worker.consolidated():
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
-        self.judge(position, score, loss, seconds)
+        self.record_evaluation(position, score, loss, seconds)
         return loss

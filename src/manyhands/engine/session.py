@@ -10,6 +10,7 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import safetensors.torch
 
@@ -128,9 +129,9 @@ class Session:
         momentum = self.context.recipe.momentum
         if self.spec.workers > 1 and momentum and not STRATEGIES[self.spec.strategy].momentum:
             self._notify(
-                f"momentum {momentum:g} with {self.spec.strategy}: each worker repeats gradients "
-                "of its own past, which the others have acted upon since, and asynchrony acts like momentum "
-                "by itself; where the loss does not fall, leave it out"
+                f"momentum {momentum:g} with {self.spec.strategy}: momentum adds old gradients to updates "
+                "that are already based on old parameters, and asynchrony itself acts like momentum; if the "
+                "loss does not fall, try --set recipe.momentum=0"
             )
         if "cut" in self.context.choices:
             self._notify(self.context.choices["cut"])
@@ -224,23 +225,17 @@ def make_trainer(
     asked_to_stop: Callable[[], bool],
 ) -> Trainer | AsyncTrainer:
     """The loop of the context's strategy: workers step together, or they do not."""
-    leads = context.info.rank == 0
-    if context.asynchronous:
-        return AsyncTrainer(
-            spec=context.spec,
-            schedule=context.schedule,
-            feed=context.feed,
-            clock=context.clock,
-            callbacks=callbacks,
-            save=save,
-            asked_to_stop=asked_to_stop,
-            leads=leads,
-            noise_meter=context.noise_meter,
+    own = (
+        partial(
+            AsyncTrainer,
             worker=context.worker,
             gone=lambda: context.info.channel.gone,
             count=context.count,
         )
-    return Trainer(
+        if context.asynchronous
+        else partial(Trainer, worker=context.worker, transport=context.transport)
+    )
+    return own(
         spec=context.spec,
         schedule=context.schedule,
         feed=context.feed,
@@ -248,8 +243,6 @@ def make_trainer(
         callbacks=callbacks,
         save=save,
         asked_to_stop=asked_to_stop,
-        leads=leads,
+        leads=context.info.rank == 0,
         noise_meter=context.noise_meter,
-        worker=context.worker,
-        transport=context.transport,
     )

@@ -242,6 +242,12 @@ class RunSpec(BaseModel):
         return int(self.strategy_options.get("servers", 1)) if self.traits.serves else 0
 
     @property
+    def round_workers(self) -> int | None:
+        """Workers that a synchronous round of a server waits for; None where there are no such rounds."""
+        backup = self.strategy_options.get("backup") if self.traits.serves else None
+        return None if backup is None else self.workers - int(backup)
+
+    @property
     def ranks(self) -> int:
         """Processes of the run: those that train and those that serve."""
         return self.servers + self.workers

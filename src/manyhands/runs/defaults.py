@@ -16,7 +16,7 @@ from manyhands.launchers.env.rendezvous import ClusterEnvironment, detect
 from manyhands.records.spec import RunSpec
 
 
-def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def fill_in(settings: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The settings with workers, strategy, launcher and transport filled in where they are missing.
 
     One worker is `single`, `solo`, `inline`. Several are `allreduce` on `shm`, started by `local`; ranks that
@@ -43,11 +43,11 @@ def arrange(settings: Mapping[str, Any], environ: Mapping[str, str] | None = Non
     return chosen
 
 
-def rearrange(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
+def fill_in_resumed(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that is resumed: what it had, but filled in again where the workers change."""
     strategy, given = settings.get("strategy", before.strategy), settings.get("strategy_options", {})
     options = {**(before.strategy_options if strategy == before.strategy else {}), **given}
-    here = arrange(
+    here = fill_in(
         {
             "workers": settings.get("workers"),
             "launcher": settings.get("launcher"),
@@ -62,7 +62,7 @@ def rearrange(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {**stored, "workers": workers, **settings, "strategy_options": options}
     if before.traits.one_worker and workers != 1:
         strategy = settings.get("strategy", strategies.DATA_PARALLEL)
-    return arrange({**settings, "strategy": strategy, "workers": workers, "strategy_options": options})
+    return fill_in({**settings, "strategy": strategy, "workers": workers, "strategy_options": options})
 
 
 def leads(environ: Mapping[str, str] | None = None) -> bool:

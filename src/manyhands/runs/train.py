@@ -17,7 +17,7 @@ from manyhands.records.spec import RunSpec
 from manyhands.records.trust import check_trust
 from manyhands.runs import folders
 from manyhands.runs.checks import check, check_system
-from manyhands.runs.defaults import arrange, joins, leads, rearrange
+from manyhands.runs.defaults import fill_in, fill_in_resumed, joins, leads
 from manyhands.runs.execution import execute, follow, launcher_of
 from manyhands.tasks import TASKS
 
@@ -57,7 +57,7 @@ def train(
         if settings.get("workers") == AUTO:
             spec = _fastest(task, settings, background.on_notice)
         else:
-            spec = RunSpec.of(task=task, **arrange(settings))
+            spec = RunSpec.of(task=task, **fill_in(settings))
         folder = Path(out) if out else None
         return run(spec, out=folder, resume=resume, allow_changes=allow_changes, callbacks=background)
 
@@ -109,7 +109,11 @@ def resume_folder(
         )
     task_options = {**stored.options, **settings.get("options", {})}
     recipe_options = {**stored.recipe_options, **settings.get("recipe_options", {})}
-    settings = {**rearrange(stored, settings), "options": task_options, "recipe_options": recipe_options}
+    settings = {
+        **fill_in_resumed(stored, settings),
+        "options": task_options,
+        "recipe_options": recipe_options,
+    }
     spec = stored.replace(**settings)
     check(spec)
     with BackgroundCallbacks.of(callbacks) as background:
@@ -138,10 +142,10 @@ def with_lr(settings: dict[str, Any], lr: float | None) -> dict[str, Any]:
 
 def _fastest(task: str, settings: dict[str, Any], notice: Callable[[str], None]) -> RunSpec:
     """The spec with the workers and threads that are measured to be the fastest on this machine."""
-    arranged = arrange({**settings, "workers": None})
-    if joins(arranged["launcher"]):
+    filled = fill_in({**settings, "workers": None})
+    if joins(filled["launcher"]):
         raise UsageError("workers auto chooses how many to start, but they have been started already")
-    spec = RunSpec.of(task=task, **arranged)
+    spec = RunSpec.of(task=task, **filled)
     can = strategies.having("autotuned")
     if spec.strategy in strategies.STRATEGIES and spec.strategy not in can:
         raise UsageError(f"workers auto chooses between {' and '.join(can)}, not {spec.strategy}")

@@ -13,7 +13,7 @@ from manyhands.core import environment
 from manyhands.core.errors import UsageError, choices, shown
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell
-from manyhands.runs.defaults import arrange
+from manyhands.runs.defaults import fill_in
 from manyhands.strategies import STRATEGIES, options
 
 NESTED = ("options", "strategy_options", "recipe_options")
@@ -196,18 +196,18 @@ def _keep_own_options(fields: dict[str, Any], strategies: list[str]) -> None:
 
 def _spec(fields: dict[str, Any]) -> RunSpec:
     try:
-        arranged = arrange(fields)
+        filled = fill_in(fields)
     except UsageError as error:
         raise SlipError("launcher", str(error)) from None
     try:
-        RunSpec(**arranged)
+        RunSpec(**filled)
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         if key == "threads" and isinstance(fields.get(key), str):
             reason = f'threads must be a whole number or "all", got {shown(fields[key])}'
             raise SlipError(key, reason) from None
         try:
-            RunSpec.of(**arranged)
+            RunSpec.of(**filled)
         except UsageError as sentence:
             raise SlipError(key, str(sentence)) from None
-    return RunSpec.of(**arranged)
+    return RunSpec.of(**filled)
