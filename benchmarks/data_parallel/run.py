@@ -66,7 +66,7 @@ Side = Callable[[int], list[float]]  # steps -> seconds of each
 
 
 def all_sides(case: Case, folder: Path) -> dict[str, tuple[int, Side]]:
-    """The sides by name: how many samples a step of theirs has, and what makes so many steps."""
+    """The sides by name: samples per step, and the function that makes that many steps."""
     local, cores = LocalLauncher(), environment.cores()
 
     def ours(steps: int) -> list[float]:

@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 
 class Case(NamedTuple):
-    """One row: a task of tasks.py, a batch, about how many samples a second, and the least ratio to show."""
+    """One row: a task of tasks.py, a batch, about how many samples/s, and the least ratio to show."""
 
     task: str
     batch: int

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyhands.analysis import fit as curve_fit
 from manyhands.analysis.fit import Fit, Observation, estimate, fit
 
 PUBLISHED = Path(__file__).parents[3] / "shared/published/shallue2018_fig1_digitised.csv"
@@ -94,6 +97,41 @@ def test_an_estimate_is_the_same_every_time_and_lies_in_its_interval():
     assert estimate(points) == first
     assert first.s_min.low < first.s_min.value < first.s_min.high
     assert first.b_crit.low < first.b_crit.value < first.b_crit.high
+
+
+def test_an_interval_leaves_as_much_out_on_either_side():
+    """Errors of logarithms are symmetric, and so are the ends of the interval around the value."""
+    found = estimate(tuple(on(Fit(150, 400), BATCHES, 0.05)))
+    for each in found:
+        below, above = math.log(each.value / each.low), math.log(each.high / each.value)
+        assert 0.6 < below / above < 1.7
+
+
+@FEW
+@given(S_MIN, B_CRIT, st.floats(-1, 1), st.floats(-1, 1))
+def test_the_slopes_are_those_of_the_residuals(s_min: float, b_crit: float, left: float, right: float):
+    """Also for a bound, which has a slope only where the curve lies below it."""
+    truth = Fit(s_min, b_crit)
+    bounds = [Observation(90, truth.steps(90) * factor, 0.1, censored=True) for factor in (0.01, 100.0)]
+    points = curve_fit._columns([*on(truth, BATCHES, 0.1), *bounds])
+    x = np.log([s_min * b_crit, s_min]) + np.array([left, right])
+    step = 1e-6
+    numeric = [
+        (curve_fit._residuals(x + move, points) - curve_fit._residuals(x - move, points)) / (2 * step)
+        for move in step * np.eye(2)
+    ]
+    np.testing.assert_allclose(curve_fit._slopes(x, points), np.stack(numeric, axis=1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_misfit_is_the_spread_of_the_points():
+    """On average over many fits of four points: the two that the curve takes for itself are counted."""
+    truth, chance, spread = Fit(150, 400), np.random.default_rng(3), 0.1
+    squares = []
+    for _ in range(150):
+        exact = on(truth, [32, 128, 512, 2048], spread)
+        points = [each._replace(steps=each.steps * math.exp(spread * chance.normal())) for each in exact]
+        squares.append(curve_fit._misfit(curve_fit._columns(points), fit(points)) ** 2)
+    assert 0.8 < float(np.mean(squares)) / spread**2 < 1.25
 
 
 def test_points_that_only_halve_leave_the_critical_batch_beyond_them():

@@ -91,6 +91,17 @@ def test_every_flipped_byte_is_noticed(three: Checkpoints) -> None:
             storage.load(path, frozenset({"run-a"}))
 
 
+def test_tensors_that_changed_names_are_noticed(tmp_path: Path) -> None:
+    """All bytes of all tensors are there, in the same order, each under the other's name."""
+    made = Checkpoints(tmp_path, "run-a")
+    path = made.save(1, {"model/a": torch.zeros(2), "model/b": torch.ones(2)}, {})
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"model/a", b"model/0").replace(b"model/b", b"model/1"))
+    assert safetensors.torch.load(path.read_bytes()).keys() == {"model/0", "model/1"}
+    with pytest.raises(CheckpointError):
+        storage.load(path, frozenset({"run-a"}))
+
+
 def test_one_of_another_run_is_passed_over(three: Checkpoints) -> None:
     Checkpoints(three.folder, "run-b").save(4, {"model/w": torch.zeros(4)}, {"step": 4})
     step, said = latest(three)

@@ -202,6 +202,14 @@ HARM: dict[str, tuple[Callable[[Tensors, Any], Any], str]] = {
     ),
     "beyond the end": (position(samples=10**6), f"{WRONG}1,000,000 samples of a run of 3,353"),
     "steps of nothing": (position(samples=0), f"{WRONG}position: 5 steps cannot have used 0 samples"),
+    "samples of no step": (
+        position(step=0, samples=64),
+        f"{WRONG}position: 0 steps cannot have used 64 samples",
+    ),
+    "more steps than samples": (
+        position(step=200, samples=64),
+        f"{WRONG}position: 200 steps cannot have used 64 samples",
+    ),
     "a target of later": (
         position(target_samples=10**5),
         f"{WRONG}position: the target cannot have been reached later than now",
@@ -229,6 +237,10 @@ HARM: dict[str, tuple[Callable[[Tensors, Any], Any], str]] = {
     "wild generator": (
         tensor("random/torch", lambda t: torch.full_like(t, 255)),
         f"{RANDOM}random/torch is not a generator's",
+    ),
+    "generator of a second worker": (
+        extra("random/1/torch", torch.get_rng_state()),
+        f"{RANDOM}there is no generator random/1/torch",
     ),
     "unknown generator": (extra("random/dice", torch.zeros(2)), f"{RANDOM}there is no generator random/dice"),
     "numpy reads elsewhere": (

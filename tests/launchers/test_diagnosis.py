@@ -298,6 +298,10 @@ def test_many_workers_are_written_as_ranges() -> None:
     everyone[5].exit, everyone[5].failed_at = KILLED, 1.0
     last = diagnosis.failed(everyone[5], everyone, 2.0).splitlines()[-1]
     assert last == "workers 0-4, 6-63 were waiting in barrier 2,408; they were stopped after 2.0 s"
+    few = [worker(rank, status=BARRIER) for rank in range(4)]
+    few[3].exit, few[3].failed_at = KILLED, 1.0
+    last = diagnosis.failed(few[3], few, 2.0).splitlines()[-1]
+    assert last == "workers 0, 1, 2 were waiting in barrier 2,408; they were stopped after 2.0 s"
 
 
 def test_workers_that_send_no_status() -> None:

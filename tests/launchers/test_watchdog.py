@@ -125,6 +125,11 @@ def test_a_given_timeout_replaces_the_deadline() -> None:
     assert watchdog.is_hung(2.6)
 
 
+def test_a_given_timeout_does_not_shorten_the_start() -> None:
+    assert Watchdog(2.5).deadline(["starting"]) == 300
+    assert Watchdog(900).deadline(["starting"]) == 900
+
+
 def test_waiting_for_a_lost_worker_is_not_held_against_the_others() -> None:
     """And how long they waited says nothing about how long a step takes."""
     watchdog = Watchdog()
@@ -157,6 +162,20 @@ def test_the_supervisor_may_be_suspended() -> None:
     watchdog.discount(100)
     assert not watchdog.is_hung(100.9)
     assert watchdog.is_hung(101.1)
+    assert watchdog.silent_for(0, 100.5) == 0.5
+
+
+def test_the_status_page_of_a_silent_worker_says_more_than_its_last_message() -> None:
+    watchdog = Watchdog()
+    steps(watchdog, [0, 0.1, 0.2])
+    for tenth in range(3, 151):
+        watchdog.observe(0, RankStatus(tenth, "forward", "", tenth), tenth / 10)
+    assert watchdog.is_hung(15)  # worker 1 was in forward and is silent
+    watchdog.correct(1, None)  # it has no page
+    assert watchdog.is_hung(15)
+    watchdog.correct(1, RankStatus(2, "checkpoint", "", 9))
+    assert not watchdog.is_hung(15)  # a disk may be slow
+    assert watchdog.stalled_for(1, 15) == 15 - 0.2  # and writing is no progress
 
 
 def test_a_worker_that_is_done_or_sent_no_status_is_not_watched() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +15,18 @@ from manyhands.data.order import Order, split
 from manyhands.recipes.base import Recipe
 from manyhands.recipes.members import constant, lamb, lars
 from manyhands.records.spec import RunSpec
+from manyhands.strategies.asynchronous.base import AsynchronousSetup, Work
 from manyhands.strategies.asynchronous.hogwild import Hogwild
-from manyhands.strategies.asynchronous.parameter_server import server
+from manyhands.strategies.asynchronous.parameter_server import QueueServer, SliceServer, server
+from manyhands.strategies.asynchronous.server_channel import ServerRequest, Verb
 from manyhands.strategies.base import Compute, Setup
+from manyhands.strategies.options import ServerOptions
 from manyhands.strategies.single import Single
 from manyhands.tasks.base import Task
 from manyhands.testing.scripted import Played, play
+from manyhands.transports.base import Transport
 from manyhands.transports.solo import SoloTransport
+from manyhands.transports.threads import ThreadGroup
 
 SAMPLES, FEATURES, CLASSES = 50, 6, 3
 RECIPES = {
@@ -150,38 +156,109 @@ def test_rounds_that_wait_for_everybody_are_synchronous(name: str, workers: int)
     assert all(share.dropped == 0 for share in played.shares)
 
 
-def test_pushing_and_pulling_now_and_then_is_downpour() -> None:
+def test_a_round_includes_what_only_one_worker_used() -> None:
+    """The mean over all samples (law 4) for a branch that some micro-batches use: a round is one batch."""
+    recipe = RECIPES["momentum"]
+    played = run(server, recipe, "server", 2, batch=10, strategy_options={"backup": 0})
+    state, _ = reference(recipe, 10, accumulate=2)
+    trained = [name for name in state if "norm.running" not in name and "num_batches" not in name]
+    assert any("rare" in name for name in trained)
+    for name in trained:
+        assert (played.state[name] - state[name]).abs().max().item() <= 1e-12, name
+
+
+@pytest.mark.parametrize("made", [plain, Sometimes])
+def test_pushing_and_pulling_now_and_then_is_downpour(made: Callable[[], nn.Module]) -> None:
     """One worker that pushes the sum of two gradients and pulls every second step, by hand."""
     recipe = RECIPES["sgd"]
     options = {"push_every": 2, "pull_every": 2}
-    played = run(server, recipe, "server", 1, plain, strategy_options=options, batch=10, evaluate_every=9.0)
-    of = task(plain)
-    model, kept = of.model().double(), of.model().double()  # the worker's copy, the server's
-    sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for number, request in zip(range(10), Order(SAMPLES, 10, 0).batches(), strict=False):
-        (batch,) = of.train.stream([request], 0)
-        model.zero_grad()
-        of.loss(model(batch.inputs), batch.targets).backward()
-        with torch.no_grad():
-            for total, parameter in zip(sums, model.parameters(), strict=True):
-                assert parameter.grad is not None
-                total.add_(parameter.grad)
-                parameter.sub_(recipe.lr * parameter.grad)
-            if number % 2:
-                for total, mine, theirs in zip(sums, model.parameters(), kept.parameters(), strict=True):
-                    theirs.sub_(recipe.lr * total)
-                    mine.copy_(theirs)
-                    total.zero_()
-    for name, tensor in kept.state_dict().items():
-        assert (played.state[f"model/{name}"] - tensor).abs().max().item() <= 1e-12, name
+    played = run(server, recipe, "server", 1, made, strategy_options=options, batch=10, evaluate_every=9.0)
+    by_hand(
+        played, made, batch=10, pushes=lambda number: number % 2 == 1, pulls=lambda number: number % 2 == 1
+    )
     assert [step.staleness for step in played.steps] == [None, 0] * 5
 
 
 def test_gradients_that_are_held_are_pushed_before_a_sync_point() -> None:
-    """Seven pieces, pushed by threes: the seventh is not lost."""
+    """Four pieces per epoch, pushed by threes: the fourth is pushed before the evaluation."""
     options = {"push_every": 3}
-    played = run(server, RECIPES["sgd"], "server", 1, plain, strategy_options=options, batch=15)
-    assert sum(share.samples for share in played.shares) == 2 * SAMPLES
-    zero = run(server, constant(lr=1e-12), "server", 1, plain, strategy_options=options, batch=15)
-    moved = [played.state[name] - zero.state[name] for name in zero.state]
-    assert all(change.abs().max() > 1e-6 for change in moved)
+    played = run(server, RECIPES["sgd"], "server", 1, strategy_options=options, batch=15)
+    by_hand(played, Sometimes, 15, pushes=lambda number: number % 4 >= 2, pulls=lambda number: True)
+
+
+def by_hand(
+    played: Played,
+    made: Callable[[], nn.Module],
+    batch: int,
+    pushes: Callable[[int], bool],
+    pulls: Callable[[int], bool],
+) -> None:
+    """Downpour (DistBelief, algorithm 7.1) with one worker, which pushes and pulls after these steps."""
+    of, lr = task(made), RECIPES["sgd"].lr
+    model, kept = of.model().double(), of.model().double()  # the worker's copy, the server's
+    sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    samples = 0
+    for number, request in enumerate(Order(SAMPLES, batch, 0).batches()):
+        if samples >= 2 * SAMPLES:
+            break
+        samples += len(request.samples)
+        (piece,) = of.train.stream([request], 0)
+        model.zero_grad()
+        of.loss(model(piece.inputs), piece.targets).backward()
+        with torch.no_grad():
+            for total, mine, theirs in zip(sums, model.parameters(), kept.parameters(), strict=True):
+                if mine.grad is not None:
+                    total.add_(mine.grad)
+                    mine.sub_(lr * mine.grad)
+                if pushes(number):
+                    theirs.sub_(lr * total)
+                    total.zero_()
+                if pulls(number):
+                    mine.copy_(theirs)
+    expected = {**kept.state_dict(), **dict(model.named_buffers())}  # one worker: buffers are its own
+    for name, tensor in expected.items():
+        assert (played.state[f"model/{name}"] - tensor).abs().max().item() <= 1e-12, name
+
+
+@pytest.mark.parametrize(("push", "pull"), [(1, 1), (1, 3), (2, 2), (2, 3), (3, 1), (3, 2)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_batch_is_counted_once_in_the_buffers(workers: int, push: int, pull: int) -> None:
+    """Whenever buffers are pushed and pulled: changes are neither lost nor added twice."""
+    options = {"push_every": push, "pull_every": pull}
+    played = run(server, RECIPES["sgd"], "server", workers, batch=10, strategy_options=options)
+    assert int(played.state["model/norm.num_batches_tracked"]) == len(played.steps) == 10 * workers
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_loaded_state_is_what_the_servers_hold(servers: int) -> None:
+    """Parameters, buffers and momentum, in each server's slice."""
+    recipe, of = RECIPES["momentum"], task()
+    state, _ = reference(recipe, 8)
+    order = Order(SAMPLES, 8, 0)
+
+    def load(transport: Transport) -> dict[str, Tensor] | None:
+        rank = server(
+            AsynchronousSetup(
+                model=of.model().double(),
+                recipe=recipe,
+                compute=Compute(of.loss),
+                transport=transport,
+                options=ServerOptions(servers=servers),
+                work=Work(order, 1, len(of.test), 7),
+            )
+        )
+        rank.load_state(state)
+        if isinstance(rank, SliceServer):
+            rank.serve(lambda: None)
+        if isinstance(rank, QueueServer):
+            found = rank.state()
+            for other in range(1, servers):
+                rank._channel.ask(other, ServerRequest(Verb.LEAVE))
+            return found
+        return None
+
+    found = ThreadGroup(servers + 1, timeout=60).run(load)[0]
+    assert found is not None
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(found[name], tensor), name

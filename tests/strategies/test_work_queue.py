@@ -165,6 +165,8 @@ def test_the_test_set_is_handed_out_and_summed() -> None:
     work.tested(0, 2.0, 0.25)
     assert work.is_drained(10)
     assert work.sums == (5.0, 1.75)
+    work.test()
+    assert work.sums == (0.0, 0.0)  # nothing of the test before
 
 
 def test_the_log_keeps_the_order_and_says_when_it_is_full() -> None:

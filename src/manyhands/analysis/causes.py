@@ -19,7 +19,7 @@ SLOWEST = 0.05  # by which a rank must lag to be called the slowest and not the 
 DATA = 0.10  # data that is read ahead costs two or three per cent
 OPTIMIZER = 0.15  # a plain update of a small batch takes a tenth; above, the batch is small for the model
 OVERHEAD = 0.15  # what the trainer does itself is a few per cent of any step worth parallelizing
-SLOWER_COMPUTE = 1.25  # times as long a sample: less is the noise between two runs
+SLOWER_COMPUTE = 1.25  # times as long per sample: less is the noise between two runs
 MOST = 64  # times the batch, or steps between averages: advice beyond is none
 MICRO_BATCHES = 4  # for each stage: what GPipe recommends for a small bubble
 

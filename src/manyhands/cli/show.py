@@ -133,7 +133,7 @@ def _memory(record: RunRecord) -> str:
 
 
 def _workers(record: RunRecord) -> list[str]:
-    """A line a worker, where there are several: its host, what it spent on the others, what it moved."""
+    """One line per worker, where there are several: its host, what it spent on the others, what it moved."""
     if len(record.phases) < 2:
         return []
     lines = []

@@ -77,6 +77,9 @@ class Client(AsyncWorker):
             loss = compute.forward(self.model, batch, weight=batch.size / lease.size)
             compute.backward(loss)
             mean += loss.item()
+        for gradient, touched in zip(self._gradients, self._touched, strict=True):
+            if not touched:  # it has the gradient of an earlier step, which a sum or a round would add again
+                gradient.zero_()
         if self._clip is not None:
             compute.clip(self._with_gradients(), self._clip)
         self._since_pull += 1
@@ -117,17 +120,17 @@ class Client(AsyncWorker):
         for server in range(1, self._options.servers):
             other = self._channel.ask(server, ServerRequest(Verb.PULL))
             self._versions[server] = self._channel.pull(server, self._local, other)
+        changes = [now - before for now, before in zip(self._store.buffers, self._before, strict=True)]
         self._store.load_buffers(self._local)
-        for buffer, before in zip(self._store.buffers, self._before, strict=True):
+        for buffer, before, change in zip(self._store.buffers, self._before, changes, strict=True):
             before.copy_(buffer)
+            if self._since_push:  # its steps since the last push are not in what it pulled
+                buffer.add_(change)
         self._since_pull, self._due = 0, False
 
     def _step_locally(self, lr: float, flags: Tensor) -> None:
         """Add this step's gradient to the row that is pushed later, and take the step on the own copy."""
         store, row, fresh = self._store, self._channel.row, self._fresh
-        for gradient, touched in zip(self._gradients, self._touched, strict=True):
-            if not touched:
-                gradient.zero_()
         sums, had_gradient = row[: store.length], store.flags(row)
         if self._since_push == 1:
             sums.copy_(fresh[: store.length])
