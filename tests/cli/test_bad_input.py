@@ -439,7 +439,7 @@ TABLE = {
     ),
     "an output folder with something else": (
         "train quadratic --out cells",
-        "cells is not an empty folder and holds no run; choose another --out",
+        "cells is neither empty nor a run folder; choose another --out",
     ),
     "no CUDA": (
         "train digits-mlp --device cuda",
@@ -589,7 +589,7 @@ TABLE = {
     ),
     "show 5,000 letters": (
         f"show {'x' * 5000}",
-        f"{'x' * 80}... (5,000 characters) holds no run (spec.json: file name too long)",
+        f"{'x' * 80}... (5,000 characters) is not a run folder (spec.json: file name too long)",
     ),
     "list 5,000 letters of a file": (
         f"list {'x' * 5000}.py",
@@ -620,10 +620,10 @@ TABLE = {
         "digits.toml is not TOML: exceeds the limit (4300 digits) for integer string conversion: value has "
         "5000 digits; use sys.set_int_max_str_digits() to increase the limit",
     ),
-    "show nothing": ("show nowhere", "nowhere holds no run (spec.json: no such file or directory)"),
+    "show nothing": ("show nowhere", "nowhere is not a run folder (spec.json: no such file or directory)"),
     "list nothing": (
         "list tsks",
-        "unknown axis or member 'tsks' (did you mean 'tasks'? known: tasks, recipes, ",
+        "unknown name 'tsks' (did you mean 'tasks'? known: tasks, recipes, ",
     ),
     "a study that is not there": (
         "study none.toml",

@@ -271,7 +271,7 @@ def test_what_is_no_file_is_neither_read_nor_written(
         assert reason in shown.err
     assert resumed.code == 2
     assert resumed.err.count("\n") == 1
-    assert f"run/{name} is " in resumed.err or "run holds no run (spec.json: " in resumed.err
+    assert f"run/{name} is " in resumed.err or "run is not a run folder (spec.json: " in resumed.err
     assert secret.read_text() == "untouched"
 
 

@@ -86,9 +86,11 @@ def test_without_pandas_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_neither_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere holds no run \(spec.json: no such file or directory\)$"):
+    with pytest.raises(
+        UsageError, match=r"nowhere is not a run folder \(spec.json: no such file or directory\)$"
+    ):
         mh.load(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"holds no run \(spec.json: no such file or directory\)$"):
+    with pytest.raises(UsageError, match=r"is not a run folder \(spec.json: no such file or directory\)$"):
         mh.load(tmp_path)
 
 

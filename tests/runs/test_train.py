@@ -245,7 +245,7 @@ class TestResume:
 
     def test_a_folder_that_holds_no_run(self, here: Path) -> None:
         with pytest.raises(
-            UsageError, match=r"^runs/none holds no run \(spec.json: no such file or directory\)$"
+            UsageError, match=r"^runs/none is not a run folder \(spec.json: no such file or directory\)$"
         ):
             train("runs/none", resume=True)
 

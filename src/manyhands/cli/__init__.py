@@ -29,13 +29,28 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", cls=GroupedCommand, epilog=train.EXAMPLES)(train.train)
-app.command("verify", cls=GroupedCommand, epilog=verify.EXAMPLES)(verify.verify)
-app.command("study", epilog=study.EXAMPLES)(study.study)
-app.command("report", epilog=report.EXAMPLES)(report.report)
-app.command("list", epilog=list_.EXAMPLES)(list_.list_)
-app.command("show", epilog=show.EXAMPLES)(show.show)
-app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
+# the short help is what fits the line in the list of commands
+app.command(
+    "train",
+    cls=GroupedCommand,
+    short_help="Train a task; write a record and the model.",
+    epilog=train.EXAMPLES,
+)(train.train)
+app.command(
+    "verify",
+    cls=GroupedCommand,
+    short_help="Check that a strategy computes what one worker does.",
+    epilog=verify.EXAMPLES,
+)(verify.verify)
+app.command("study", short_help="Run a grid of runs; print an answer.", epilog=study.EXAMPLES)(study.study)
+app.command("report", short_help="Draw the report of a study or of runs.", epilog=report.EXAMPLES)(
+    report.report
+)
+app.command("list", short_help="List tasks, recipes, strategies, ...", epilog=list_.EXAMPLES)(list_.list_)
+app.command("show", short_help="Show a run: settings, result, curves, times.", epilog=show.EXAMPLES)(
+    show.show
+)
+app.command("doctor", short_help="Check this machine.", epilog=doctor.EXAMPLES)(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)

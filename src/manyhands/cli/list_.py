@@ -80,7 +80,7 @@ def _print_member(name: str, json: bool) -> None:
 
         builder = find(name)
     else:
-        raise unknown("axis or member", name, [*AXES, *TASKS, *RECIPES, *STRATEGIES])
+        raise unknown("name", name, [*AXES, *TASKS, *RECIPES, *STRATEGIES])
     prefix = "recipe." if name in RECIPES else "strategy." if name in STRATEGIES else ""
     options = list(registry.options(builder).values())
     about = [STRATEGIES[name].says] if name in STRATEGIES else (builder.__doc__ or "").strip().splitlines()

@@ -68,7 +68,7 @@ def table(content: bytes) -> dict[str, Any]:
 
 def spec_bytes(path: Path) -> bytes:
     """The bytes of spec.json: these are what is signed."""
-    return _content(path, "holds no run")
+    return _content(path, "is not a run folder")
 
 
 def spec(path: Path, content: bytes) -> RunSpec:

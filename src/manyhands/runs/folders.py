@@ -23,7 +23,7 @@ def choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
                 "or choose another --out"
             )
         if not folder.exists() and out.exists() and (not out.is_dir() or any(_visible(out))):
-            raise UsageError(f"{out} is not an empty folder and holds no run; choose another --out")
+            raise UsageError(f"{out} is neither empty nor a run folder; choose another --out")
         return out
     first, taken = RUNS / spec.name, _numbered(RUNS / spec.name)
     if resume and (there := taken or _numbered(RUNS / spec.old_name)):
