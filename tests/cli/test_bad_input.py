@@ -595,9 +595,10 @@ TABLE = {
         f"list {'x' * 5000}.py",
         f"'{'x' * 80}...' (5,003 characters) is longer than a path may be",
     ),
+    "batch in words": ("train digits-mlp --batch many", "--batch must be a valid integer, got 'many'"),
     "verify without end": (
         "verify digits-mlp --steps 99999999999",
-        "Invalid value for '--steps': Input should be less than or equal to 10000",
+        "--steps must be less than or equal to 10000, got '99999999999'",
     ),
     "more jobs than this machine can bear": (
         "study wrong.toml --jobs 1000000",

@@ -9,8 +9,10 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
 
 import typer
+from pydantic import ValidationError
 
 from manyhands.cli import doctor, list_, log_handler, report, show, study, train, verify
 from manyhands.cli.grouped import GroupedCommand
@@ -92,13 +94,22 @@ def answer(arguments: list[str]) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 (the last place before a bare traceback)
         if hasattr(error, "format_message"):  # click's own: an unknown option, a missing argument
-            return _fail(cut(error.format_message()), 2)
+            return _fail(cut(_of_a_value(error) or error.format_message()), 2)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _fail(f"{shown(str(error.filename))} is longer than a path may be", 2)
         return _fail(_unexpected(error), 1)
     if outcome == _INTERRUPTED:  # typer makes this of Ctrl-C where nobody else hears it, such as in a task
         return _fail("interrupted", _INTERRUPTED)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _of_a_value(error: Any) -> str:
+    """The sentence for a value that is not of its flag's type, in the words of our own checks."""
+    if not isinstance(error.__cause__, ValidationError):
+        return ""
+    first = error.__cause__.errors()[0]
+    must = first["msg"].split(", ")[0].replace("Input should be", "must be")
+    return f"{'/'.join(error.param.opts)} {must}, got {shown(first['input'])}"
 
 
 def _check_text(arguments: list[str]) -> None:
