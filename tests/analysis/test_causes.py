@@ -116,7 +116,7 @@ def test_stages_hand_over_more_with_a_larger_batch():
     run = handing(gang(step(forward=30, backward=50, communication=20), strategy="pipeline"), 1e6)
     assert said("communication", run) == (
         "20 % of the step is exposed communication of 1 MB at 50 MB/s; it grows with the batch: fewer "
-        "stages, or sharing the batch with `allreduce`, would spare it."
+        "stages, or sharing the batch with `allreduce`, would avoid it."
     )
 
 

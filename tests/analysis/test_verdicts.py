@@ -108,9 +108,9 @@ def test_a_study_says_how_far_to_trust_it():
     noisy, lost = record(machine_noise=0.2), record(status="diverged", batch=4096)
     found = texts(study(noisy, lost, record(), repeated=[record()]))
     assert found["noisy"] == (
-        "1 of 3 runs was taken while the machine was more than 15 % slower than at its best."
+        "1 of 3 runs was measured while the machine was more than 15 % slower than at its best."
     )
-    assert found["repeated"] == "1 run taken under heavy noise was taken again."
+    assert found["repeated"] == "1 run measured under heavy noise was repeated."
     assert found["diverged"] == "1 run diverged, single · 1 thread · batch 4096."
 
 

@@ -35,7 +35,7 @@ def test_a_study_that_is_about_a_claim_says_what_came_of_it() -> None:
         "A network whose activations do not fit trains all the same if they are moved out between forward "
         "and backward, a little slower. (vDNN, Rhu et al. 2016: VGG-16 at batch 256, a 28 GB job, on 12 GB, "
         "18 % slower)\nHolds here: mnist-mlp: offload auto takes 50 % off a worker's memory (1 GB to 500 MB, "
-        "parameters and all) for 18 % more time."
+        "including parameters) for 18 % more time."
     )
     assert settle(Results(Path("results/test"), "test", "test")) is None
 

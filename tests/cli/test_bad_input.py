@@ -357,7 +357,7 @@ TABLE = {
         "train digits-mlp --memory 2XB",
         "memory must be a size such as 2GB, 500MB or 1.5GiB, got '2XB'",
     ),
-    "no memory": ("train digits-mlp --memory 0", "memory must be more than nothing, got 0"),
+    "no memory": ("train digits-mlp --memory 0", "memory must be at least 1 byte, got 0"),
     "a budget that nobody keeps to": (
         "train digits-mlp --memory 2GB --offload all",
         "--memory says how much a worker may use, which offload auto keeps to, but offload is all",

@@ -57,10 +57,10 @@ SPEC: dict[str, tuple[str | bytes, str]] = {
         b"\0" * 9,
         f"{DAMAGED} it is not JSON (expecting value: line 1 column 1 (char 0))",
     ),
-    "NUL in a text": ('{"task": "a\\u0000"}', f"{DAMAGED} a text in it holds a NUL character"),
+    "NUL in a text": ('{"task": "a\\u0000"}', f"{DAMAGED} a text in it contains a NUL character"),
     "half a character": (
         '{"task": "\\ud800"}',
-        f"{DAMAGED} a text in it holds half a character",
+        f"{DAMAGED} a text in it contains half a character",
     ),
     "no UTF-8": (b'{"task": "\xff"}', f"{DAMAGED} it is not UTF-8 text"),
     "NaN": ('{"task": "quadratic", "epochs": NaN}', f"{DAMAGED} NaN is not a number"),
@@ -127,7 +127,7 @@ RESULT: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "hosts of whom": (
         lambda path: changed(path, hosts=["a", "b"]),
-        "run/result.json is damaged: hosts: it should be one for each of the 1 ranks",
+        "run/result.json is damaged: hosts: it should have one element for each of the 1 ranks",
     ),
     "older than time": (
         lambda path: changed(path, staleness={str(10**12): 1}),
@@ -161,7 +161,7 @@ def test_a_damaged_result_is_told_and_forbids_nothing(
     answer = typed("train", "--resume", "run")
     assert answer.code == 0
     assert answer.err.startswith(sentence)
-    assert answer.err.splitlines()[0].endswith("; going on without it")
+    assert answer.err.splitlines()[0].endswith("; continuing without it")
     assert mh.load(run).status == "finished"
 
 
@@ -178,7 +178,7 @@ def test_a_result_of_another_run_is_not_this_ones(run: Path, typed: Callable[...
     (run / "model.safetensors").unlink()
     answer = typed("train", "--resume", "run")
     assert answer.code == 0
-    sentence = f"run/result.json is of another run (quadratic, {other.id}); going on without it"
+    sentence = f"run/result.json is of another run (quadratic, {other.id}); continuing without it"
     assert answer.err.splitlines()[0] == sentence
     assert "already finished" not in answer.err
     assert (run / "model.safetensors").is_file()
@@ -213,7 +213,7 @@ def test_stages_must_follow_each_other(run: Path) -> None:
     (run / "choices.json").write_text(json.dumps(good))
     assert RunFolder(run).choices() == good
     (run / "choices.json").write_text(json.dumps({"stages": [stage, stage]}))
-    with pytest.raises(ManyhandsError, match="its stages do not follow each other; remove it"):
+    with pytest.raises(ManyhandsError, match="its stages are not in order; remove it"):
         RunFolder(run).choices()
 
 

@@ -25,8 +25,8 @@ from manyhands.runs.train import resume_folder
 Typed = Callable[..., Answer]
 SHORT = ("--epochs", "1", "--threads", "1", "--set", "n=200", "--batch", "100")
 EVIL = "import pathlib\npathlib.Path('pwned').touch()\n"
-NOT_KNOWN = "another account, or a version of manyhands that signed nothing, has started it"
-NOT_OURS = "its signature is not of this account, or not of this spec.json"
+NOT_KNOWN = "it was started by another account, or by a version of manyhands that did not sign runs"
+NOT_OURS = "its signature was not made by this account, or not for this spec.json"
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def going_on(typed: Typed, *words: str, folder: str = "run") -> Answer:
 
 def refused(folder: str, why: str, file: Path) -> str:
     return (
-        f"error: {folder} is not known to be yours ({why}), and going on imports {file}: look at that file, "
-        "and if you trust it, add --trust\n"
+        f"error: {folder} is not known to be yours ({why}), and resuming it imports {file}: look at "
+        "that file, and if you trust it, add --trust\n"
     )
 
 
@@ -178,10 +178,8 @@ def test_a_home_that_cannot_be_written_does_not_end_a_run(
     answer = typed("train", "mine.py:spirals", *SHORT, "--samples", "100", "--out", "new")
     assert answer.code == 0
     path = here / "file/manyhands/key"
-    said = (
-        f"cannot read or make {path}: not a directory; so the run cannot be signed, and to go on with it will"
-    )
-    assert f"{said} take --trust\n" in answer.err
+    said = f"cannot read or create {path}: not a directory; so the run cannot be signed, and resuming it will"
+    assert f"{said} need --trust\n" in answer.err
     assert not Path("new/spec.sig").exists()
     assert going_on(typed, folder="new").err == refused("new", NOT_KNOWN, here / "mine.py")
     assert going_on(typed, "--trust", folder="new").code == 0
@@ -204,11 +202,11 @@ class TestKey:
         [
             (
                 lambda path: path.chmod(0o640),
-                "is open to other accounts: remove it, and the next run makes another",
+                "is open to other accounts: remove it, and the next run creates a new one",
             ),
             (
                 lambda path: path.write_bytes(b"short"),
-                "is not a key: remove it, and the next run makes another",
+                "is not a key: remove it, and the next run creates a new one",
             ),
             (lambda path: (path.rename("kept"), path.symlink_to("kept")), "it is a link, not a file"),
         ],

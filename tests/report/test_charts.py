@@ -134,7 +134,7 @@ def test_a_target_that_nobody_reached_is_a_dash_or_no_map() -> None:
         ),
         (
             40_000,
-            r"up to batch 1,024, the largest that got there, doubling the batch nearly halves the steps; ",
+            r"up to batch 1,024, the largest that reached the target, doubling the batch nearly halves the ",
         ),
     ],
 )

@@ -64,7 +64,7 @@ def test_answers_failures_machine_and_commands_are_there(study: Path) -> None:
         "SIGKILL, often: out of memory",
         "fewer than 8 stages",
         "the budget of 5 minutes was spent",
-        "taken again",
+        "measured under heavy noise, and repeated",
         "a processor",
         "manyhands study default",
         "manyhands train mnist-mlp",

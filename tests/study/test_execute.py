@@ -304,7 +304,7 @@ def test_untimed_cells_run_side_by_side_after_the_timed_ones(here: Path, study: 
 
 
 def test_a_second_process_is_told(here: Path, study: Read) -> None:
-    sentence = "out is being studied by another process: wait for it, or choose another --out"
+    sentence = "out is in use by another process: wait for it, or choose another --out"
     with StudyFolder(here / "out").writing(), pytest.raises(UsageError, match=sentence):
         run(study(SMALL), here / "out")
 

@@ -1,1 +1,1 @@
-"""What records say when they are put side by side: pure functions from records to named tuples."""
+"""Comparisons of runs: pure functions from records to named tuples."""

@@ -1,4 +1,4 @@
-"""The answer of a study in a few sentences: what to train with, what it brings, and where it stops to pay."""
+"""The answer of a study in a few sentences: what to train with, what it gains, where it stops paying off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = "one worker with one thread"
 
 
 class Answer(NamedTuple):
-    """For one task."""
+    """The answer for one task."""
 
     task: str
     text: str
@@ -29,12 +29,12 @@ class Answer(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """All that competes in one task, and where."""
+    """The records of one task and the candidates for its answer."""
 
     task: str
     records: list[RunRecord]
     tries: list[ToTarget]
-    runners: list[Candidate]  # the quickest first
+    candidates: list[Candidate]  # the fastest first
     results: Results
 
     @property
@@ -47,11 +47,11 @@ class _Field(NamedTuple):
 
     @property
     def several(self) -> list[Candidate]:
-        return [each for each in self.runners if each.cell.workers > 1]
+        return [each for each in self.candidates if each.cell.workers > 1]
 
 
 def answers(results: Results) -> list[Answer]:
-    """One for each task, in order of appearance."""
+    """Return one answer per task, in order of appearance."""
     return [_answer(results, task) for task in groups.tasks(results.records)]
 
 
@@ -63,27 +63,27 @@ def _answer(results: Results, task: str) -> Answer:
         untimed = by_speed(points(records, task, results.price), records[0].unit)
     field = _Field(task, records, tries, timed or untimed, results)
     lines = _lines(field, bool(timed))
-    cheapest = min(field.runners, key=lambda each: each.spent, default=None)
+    cheapest = min(field.candidates, key=lambda each: each.spent, default=None)
     return Answer(
         task,
         " ".join(lines),
-        field.runners[0].cell if field.runners else None,
+        field.candidates[0].cell if field.candidates else None,
         cheapest.cell if cheapest else None,
         lines,
     )
 
 
 def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:
-    """Those for the target that most cells tried for: seconds to different targets do not compare."""
+    """The cells with the most common target: seconds to different targets cannot be compared."""
     targets = [each.target for each in tries]
     chosen = max(targets, key=lambda target: (targets.count(target), target), default=None)
     return [each for each in tries if each.target == chosen]
 
 
 def _lines(field: _Field, reached: bool) -> list[str]:
-    if not field.runners:
-        return [line for line in (_nothing(field), _batches(field)) if line]
-    missed = [] if reached or not field.tries else [_nobody(field)]
+    if not field.candidates:
+        return [line for line in (_no_candidates(field), _batches(field)) if line]
+    missed = [] if reached or not field.tries else [_not_reached(field)]
     lines = [
         *missed,
         _main(field, reached, bool(missed)),
@@ -97,12 +97,12 @@ def _lines(field: _Field, reached: bool) -> list[str]:
     return [line for line in lines if line]
 
 
-def _nothing(field: _Field) -> str:
+def _no_candidates(field: _Field) -> str:
     arrived = [each for each in field.tries if each.samples]
     if not field.tries:
         return f"for {field.task} no run came to its end: there is no answer yet."
     if not arrived:
-        return _nobody(field)
+        return _not_reached(field)
     best = min(arrived, key=lambda each: each.samples.median if each.samples else 0.0)
     goal = formatting.threshold(best.target, best.metric_name)
     assert best.samples is not None
@@ -111,8 +111,8 @@ def _nothing(field: _Field) -> str:
     return f"{text} {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
 
 
-def _nobody(field: _Field) -> str:
-    """That the target was tried for and not reached, and how near the best came."""
+def _not_reached(field: _Field) -> str:
+    """Say that no cell reached the target, and how close the best one came."""
     goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)
     ended = [each for each in field.records if each.best_metric is not None and groups.attempted(each)]
     some = sum(each.reached for each in field.tries)
@@ -128,15 +128,15 @@ def _nobody(field: _Field) -> str:
 
 
 def _main(field: _Field, reached: bool, again: bool) -> str:
-    best, one = field.runners[0], first(field.runners, 1)
+    best, one = field.candidates[0], first(field.candidates, 1)
     start = _start(field, reached, again)
-    if len(field.runners) == 1:
+    if len(field.candidates) == 1:
         only = f"{'by speed ' if again else f'for {field.task} '}there is only one cell, {best.name}"
         return f"{_capital(only) if again else only}: {best.shown}; it has nothing to be compared with."
     if one is None:
         return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
     if best is one:
-        second = field.runners[1]
+        second = field.candidates[1]
         longer = takes(second.pace.median / best.pace.median)
         return f"{start} {best.name}: {best.shown}. Nothing else pays: {second.name} {longer}."
     gained = faster(best, one)
@@ -155,8 +155,8 @@ def _start(field: _Field, reached: bool, again: bool) -> str:
 
 
 def _threads(field: _Field) -> str:
-    """What a user would do without us: always said, also where it was not run."""
-    best, every = field.runners[0], first(field.runners, field.cores)
+    """Compare with one worker that uses all cores as threads: what a user would run without manyhands."""
+    best, every = field.candidates[0], first(field.candidates, field.cores)
     if field.cores == 1 or not field.several:
         return ""
     if every is None:
@@ -175,12 +175,12 @@ def _threads(field: _Field) -> str:
 
 
 def _line(field: _Field) -> str:
-    """The fine line of the strategy that is advised."""
-    best = field.runners[0].cell
+    """The fine line of the recommended strategy."""
+    best = field.candidates[0].cell
     lines = [line for line in fine_lines(curves(field.records)) if _through(line, best)]
     if best.workers == 1 or not lines:
         return ""
-    # a line crossed by throughput before the advice would deny it: what decides here is time to the target
+    # a fine line below the recommended workers would contradict the answer, which is by time to the target
     agreeing = [line for line in lines if line.slower_from is None or line.slower_from > best.workers]
     crossed = [line for line in agreeing if line.slower_from or line.costlier_from]
     return next((line.sentence for line in [*crossed, *agreeing]), "")
@@ -193,7 +193,7 @@ def _through(line: FineLine, cell: ToTarget | Point) -> bool:
 
 
 def _batches(field: _Field) -> str:
-    """Up to where larger batches pay, by the steps they save."""
+    """Up to which batch larger batches save steps."""
     fit = next((fit for fit in regimes(field.records) if fit.perfect_until is not None), None)
     if fit is None or fit.perfect_until is None:
         return ""
@@ -204,8 +204,8 @@ def _batches(field: _Field) -> str:
 
 
 def _cheapest(field: _Field) -> str:
-    best, least = field.runners[0], min(field.runners, key=lambda each: each.spent)
-    if len(field.runners) == 1:
+    best, least = field.candidates[0], min(field.candidates, key=lambda each: each.spent)
+    if len(field.candidates) == 1:
         return ""
     if least is best:
         return "It is the cheapest, too." if field.results.price is not None else ""
@@ -217,12 +217,12 @@ def _cheapest(field: _Field) -> str:
 
 
 def _three(value: float) -> str:
-    """Digits: `0.0123`, `13.3`, `1,110`."""
+    """The value with three digits: `0.0123`, `13.3`, `1,110`."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _unit(field: _Field) -> str:
-    if isinstance(field.runners[0].cell, Point):
+    if isinstance(field.candidates[0].cell, Point):
         return f" for a million {field.records[0].unit}"
     return f" to {formatting.threshold(field.tries[0].target, field.tries[0].metric_name)}"
 
@@ -234,19 +234,19 @@ def _late(field: _Field) -> str:
 
 
 def _noise(field: _Field) -> str:
-    noisy = field.runners[0].cell.noisy
+    noisy = field.candidates[0].cell.noisy
     return (
         "The machine was noisy while this was measured: run it again before relying on it." if noisy else ""
     )
 
 
 def times(ratio: float) -> str:
-    """`1.9x`; three digits where two would say that nothing is gained."""
+    """`1.9x`; with two decimals below 1.1, so that a small gain does not become `1.0x`."""
     return f"{ratio:.1f}x" if ratio >= 1.095 else f"{ratio:.2f}x"
 
 
 def takes(ratio: float) -> str:
-    """`takes 20 % longer`; from twice as long on `takes 2.0x as long`."""
+    """`takes 20 % longer`, or from a ratio of 2 on `takes 2.0x as long`."""
     return f"takes {formatting.percent(ratio - 1)} longer" if ratio < 2 else f"takes {ratio:.1f}x as long"
 
 

@@ -1,4 +1,4 @@
-"""What staleness costs and what not waiting saves: asynchronous strategies against the synchronous one."""
+"""Asynchronous strategies compared with the synchronous one: what staleness costs, what not waiting saves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manyhands.records.record import RunRecord
 
 
 class Asynchrony(NamedTuple):
-    """The staleness of a cell, and the samples and seconds that it needed for the target."""
+    """The staleness of a cell, and the samples and seconds that it needed to reach the target."""
 
     task: str
     variant: str
@@ -24,16 +24,16 @@ class Asynchrony(NamedTuple):
     staleness: float
     samples: Summary | None
     seconds: Summary | None
-    samples_ratio: float | None  # against the synchronous one
+    samples_ratio: float | None  # relative to the synchronous cell named in `against`
     seconds_ratio: float | None
-    histogram: dict[int, int]
+    histogram: dict[int, int]  # updates by staleness
     against: str = ""  # "allreduce, 2 workers" or "single"
     reached: int = 0
     of: int = 0
 
 
 def asynchronous(records: Iterable[RunRecord]) -> list[Asynchrony]:
-    """Every cell that is asynchronous, and the synchronous ones they are compared with."""
+    """Return all asynchronous cells, and the synchronous cells that they are compared with."""
     everything = list(records)
     found = []
     for task in groups.tasks(everything):
@@ -47,12 +47,12 @@ def _of_task(task: str, mine: Sequence[RunRecord]) -> list[Asynchrony]:
     arrivals = {_key(each): each for each in to_target(mine)}
     shown = (*having("asynchronous"), DATA_PARALLEL)
     cells = groups.cells(record for record in mine if record.spec.strategy in shown)
-    return [_row(task, key, alike, arrivals) for key, alike in cells.items()]
+    return [_row(task, key, group, arrivals) for key, group in cells.items()]
 
 
-def _row(task: str, key: Key, alike: Sequence[RunRecord], arrivals: dict[Key, ToTarget]) -> Asynchrony:
+def _row(task: str, key: Key, group: Sequence[RunRecord], arrivals: dict[Key, ToTarget]) -> Asynchrony:
     histogram: Counter[int] = Counter()
-    for record in alike:
+    for record in group:
         histogram.update(record.staleness)
     updates = sum(histogram.values())
     mine, other = arrivals.get(key), _synchronous(key, arrivals)
@@ -71,7 +71,7 @@ def _row(task: str, key: Key, alike: Sequence[RunRecord], arrivals: dict[Key, To
 
 
 def _synchronous(key: Key, arrivals: dict[Key, ToTarget]) -> ToTarget | None:
-    """The all-reduce with the same workers and batch; else one worker with that batch."""
+    """Return `allreduce` with the same workers and batch; if it was not run, one worker with that batch."""
     return arrivals.get(key._replace(variant=DATA_PARALLEL)) or arrivals.get(
         key._replace(variant=ONE_WORKER, workers=1)
     )

@@ -1,4 +1,4 @@
-"""Where the time of a step went: phases, bytes, memory and how unlike the ranks are."""
+"""What a step consists of: its time by phase, bytes, memory, and how much the ranks differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPUTE = ("forward", "backward")
 
 
 class Breakdown(NamedTuple):
-    """The mean step of a run, mean over the ranks that train."""
+    """The mean step of a run, averaged over the ranks that train."""
 
     task: str
     title: str
@@ -22,29 +22,28 @@ class Breakdown(NamedTuple):
     workers: int
     batch: int
     step_seconds: float
-    phases: dict[str, float]
-    bytes_per_step: float  # that one rank handed over or took
+    phases: dict[str, float]  # seconds
+    bytes_per_step: float  # sent or received by one rank
     messages_per_step: float
     memory: int  # bytes of the largest rank
-    rank_spread: float
+    rank_spread: float  # compute time of the slowest rank / mean - 1
     run: str
     threads: int = 1
 
 
 def breakdowns(records: Iterable[RunRecord]) -> list[Breakdown]:
-    """One for each cell that was timed: of its repeats the one in the middle."""
+    """Return one breakdown per timed cell, that of its repeat with the median throughput."""
     everything = list(records)
     found = []
     for task in groups.tasks(everything):
         mine = filter(groups.measured, groups.of_task(everything, task))
-        for alike in groups.cells(mine).values():
-            ordered = sorted(alike, key=lambda record: (record.throughput, record.run))
+        for group in groups.cells(mine).values():
+            ordered = sorted(group, key=lambda record: (record.throughput, record.run))
             found.append(breakdown(ordered[len(ordered) // 2]))
     return found
 
 
 def breakdown(record: RunRecord) -> Breakdown:
-    """Of one run."""
     ranks = list(rank_phases(record).values())
     phases = {name: _mean([rank.get(name, 0.0) for rank in ranks]) for name in STEP_PHASES}
     calls, nbytes = _traffic(record)
@@ -64,12 +63,12 @@ def breakdown(record: RunRecord) -> Breakdown:
 
 
 def rank_phases(record: RunRecord) -> dict[int, dict[str, float]]:
-    """Seconds of the mean step by phase, of every rank that trains and was not lost."""
+    """Seconds per step by phase, for every rank that trains and was not lost."""
     first = record.spec.servers
     measured = {rank: times.phases for rank, times in enumerate(record.step_times) if times and rank >= first}
     if measured:
         return {rank: training_phases(phases) for rank, phases in measured.items()}
-    return {  # too few steps to leave the first ones out
+    return {  # too few steps to exclude the first ones
         rank: {name: seconds / _steps(record, rank) for name, seconds in training_phases(phases).items()}
         for rank, phases in enumerate(record.phases)
         if phases and rank >= first
@@ -82,7 +81,7 @@ def compute(phases: dict[str, float]) -> float:
 
 
 def _traffic(record: RunRecord) -> tuple[float, float]:
-    """Messages and bytes per step, mean over the ranks that train."""
+    """Messages and bytes per step, averaged over the ranks that train."""
     calls, nbytes = [], []
     for rank, operations in enumerate(record.traffic):
         if rank >= record.spec.servers and operations:
@@ -93,7 +92,7 @@ def _traffic(record: RunRecord) -> tuple[float, float]:
 
 
 def _steps(record: RunRecord, rank: int) -> int:
-    """Those of a rank in this session; of the run where it did not say."""
+    """The steps of a rank in this session; those of the run if the rank did not report any."""
     share = record.shares[rank].steps if rank < len(record.shares) else 0
     return max(1, share or record.steps)
 

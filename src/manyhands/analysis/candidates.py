@@ -1,4 +1,4 @@
-"""Cells that compete for the answer, by time to the target or by speed alone, under one interface."""
+"""The cells of a study that are compared for the answer, by time to the target or by throughput."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from manyhands.core.statistics import Summary, ratio
 
 
 class Candidate(NamedTuple):
-    """A cell and how long it takes for what is wanted of all."""
+    """A cell, and how long it takes to reach the target or to train on a million samples."""
 
     cell: ToTarget | Point
-    pace: Summary  # seconds: to the target, or for a million samples
+    pace: Summary  # seconds to the target, or per million samples
     shown: str  # "97 % after 4.9 s", "1,730 images/s"
     brief: str  # "4.9 s", "1,730 images/s"
 
     @property
     def name(self) -> str:
-        """`allreduce, 2 workers, batch 256`; one worker by its threads."""
+        """`allreduce, 2 workers, batch 256`, or `one worker with 2 threads, batch 256`."""
         cell = self.cell
         if cell.variant != ONE_WORKER:
             return f"{cell.variant}, {cell.workers_text}, batch {cell.batch}"
@@ -31,21 +31,21 @@ class Candidate(NamedTuple):
 
     @property
     def spent(self) -> float:
-        """Worker-seconds."""
+        """Worker-seconds that the cell takes."""
         return self.cell.worker_seconds or 0.0
 
     def alone(self, threads: int) -> bool:
-        """Whether it is one worker with so many threads, as it comes."""
+        """Whether this is one worker with this number of threads and no other options."""
         return self.cell.variant == ONE_WORKER and self.cell.threads == threads
 
 
 def by_time(tries: Sequence[ToTarget]) -> list[Candidate]:
-    """Those that arrived, the quickest first."""
+    """The cells that reached the target, the fastest first."""
     return sorted(filter(None, map(_timed, tries)), key=lambda each: (each.pace.median, each.name))
 
 
 def by_speed(points: Sequence[Point], unit: str) -> list[Candidate]:
-    """All that were timed, the quickest first."""
+    """All cells that were timed, the fastest first."""
     found = []
     for point in points:
         rate = point.throughput
@@ -56,12 +56,12 @@ def by_speed(points: Sequence[Point], unit: str) -> list[Candidate]:
 
 
 def faster(one: Candidate, other: Candidate) -> Summary:
-    """How many times as fast the one is as the other."""
+    """How many times as fast `one` is as `other`."""
     return ratio(other.pace, one.pace)
 
 
 def first(candidates: Sequence[Candidate], threads: int) -> Candidate | None:
-    """The quickest with one worker and so many threads."""
+    """The fastest candidate with one worker and the given number of threads."""
     return next((each for each in candidates if each.alone(threads)), None)
 
 

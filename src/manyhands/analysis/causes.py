@@ -1,4 +1,4 @@
-"""Rules about lost time: each looks at the mean step of a run and says what a cause costs and what to do."""
+"""Rules about lost time: each checks the mean step of a run for one cause, its cost and what to do."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from manyhands.core import formatting
 from manyhands.core.registry.strategies import STRATEGIES, having
 from manyhands.records.record import RunRecord
 
-EFFICIENT = 0.85  # of the step spent computing: what good systems reach (Goyal et al.: 90 % on 256 GPUs)
-COMMUNICATION = 1 - EFFICIENT  # below this the advice would be to reach what is reached already
-WAITING = 0.10  # steps of equal ranks vary by a few per cent, so that a little waiting is nobody's fault
-SLOWEST = 0.05  # by which a rank must lag to be called the slowest and not the last by chance
-DATA = 0.10  # data that is read ahead costs two or three per cent
-OPTIMIZER = 0.15  # a plain update of a small batch takes a tenth; above, the batch is small for the model
-OVERHEAD = 0.15  # what the trainer does itself is a few per cent of any step worth parallelizing
-SLOWER_COMPUTE = 1.25  # times as long per sample: less is the noise between two runs
-MOST = 64  # times the batch, or steps between averages: advice beyond is none
-MICRO_BATCHES = 4  # for each stage: what GPipe recommends for a small bubble
+EFFICIENT = 0.85  # share of the step spent computing that good systems reach (Goyal et al.: 90 %, 256 GPUs)
+COMMUNICATION = 1 - EFFICIENT  # share of the step; with less, the step is efficient already
+WAITING = 0.10  # share of the step; steps of equal ranks vary by a few percent, so some waiting is normal
+SLOWEST = 0.05  # a rank this much slower than the others is the slowest, and not just by chance
+DATA = 0.10  # share of the step; data that is prefetched costs two or three percent
+OPTIMIZER = 0.15  # share of the step; a small batch has 0.1; with more, the batch is too small for the model
+OVERHEAD = 0.15  # share of the step; the trainer itself takes a few percent of any step worth parallelizing
+SLOWER_COMPUTE = 1.25  # times as long per sample; less is noise between two runs
+MOST = 64  # largest factor for the batch, or for the steps between averages, that is worth recommending
+MICRO_BATCHES = 4  # per stage; GPipe recommends this for a small bubble
 
 
 class Verdict(NamedTuple):
-    """One finding."""
+    """One finding about a run or a study, in a sentence."""
 
     rule: str
     text: str
@@ -33,16 +33,16 @@ class Verdict(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the rules look at."""
+    """The input of every rule."""
 
     record: RunRecord
     step: Breakdown
     baseline: Baseline | None
     threads_baseline: Baseline | None
-    timed: bool  # its seconds count and there are some
+    timed: bool  # whether its times count
 
     def share(self, phase: str) -> float:
-        """Of the mean step."""
+        """A phase as a share of the mean step."""
         return self.step.phases[phase] / self.step.step_seconds if self.step.step_seconds > 0 else 0.0
 
 
@@ -50,13 +50,13 @@ Rule = Callable[[Facts], Verdict | None]
 
 
 def facts(record: RunRecord, baseline: Baseline | None, threads_baseline: Baseline | None) -> Facts:
-    """Of a run."""
+    """Collect the facts about a run."""
     step = breakdown(record)
     return Facts(record, step, baseline, threads_baseline, groups.measured(record) and step.step_seconds > 0)
 
 
 def communication(facts: Facts) -> Verdict | None:
-    """Exposed communication, and what would hide or spare it."""
+    """Exposed communication, and how to reduce it."""
     share = facts.share("communication")
     if not facts.timed or share < COMMUNICATION:
         return None
@@ -64,12 +64,12 @@ def communication(facts: Facts) -> Verdict | None:
     text = f"{formatting.percent(share)} of the step is exposed communication"
     if (volume := facts.step.bytes_per_step) > 0:
         text += f" of {formatting.size(volume)} at {formatting.size(volume / seconds)}/s"
-    return Verdict("communication", f"{text}; {_sparing(facts)}.", share)
+    return Verdict("communication", f"{text}; {_communication_advice(facts)}.", share)
 
 
-def _sparing(facts: Facts) -> str:
+def _communication_advice(facts: Facts) -> str:
     if facts.record.spec.traits.staged:
-        return "it grows with the batch: fewer stages, or sharing the batch with `allreduce`, would spare it"
+        return "it grows with the batch: fewer stages, or sharing the batch with `allreduce`, would avoid it"
     ways = [way for way in (_larger_batch(facts), _rarer(facts)) if way]
     if not ways:
         return "neither a larger batch nor rarer exchanges would make up for it: use fewer workers"
@@ -79,7 +79,7 @@ def _sparing(facts: Facts) -> str:
 
 
 def _larger_batch(facts: Facts) -> tuple[str, float] | None:
-    """Communication is the same for any batch, computing grows with it, the optimizer does not."""
+    """A batch that makes the step efficient: computing grows with it, communication and optimizer do not."""
     fixed = facts.step.phases["optimizer"]
     talking = facts.step.phases["communication"]
     growing = facts.step.step_seconds - fixed - talking
@@ -93,7 +93,7 @@ def _larger_batch(facts: Facts) -> tuple[str, float] | None:
 
 
 def _rarer(facts: Facts) -> tuple[str, float] | None:
-    """An exchange every so many steps is that many times less of it."""
+    """An interval between exchanges that makes the step efficient."""
     spec = facts.record.spec
     if option := spec.traits.interval:
         name, now = spec.strategy, groups.option(facts.record, option)
@@ -111,14 +111,14 @@ def _rarer(facts: Facts) -> tuple[str, float] | None:
 
 
 def stragglers(facts: Facts) -> Verdict | None:
-    """Ranks that wait for the slowest of them."""
+    """Ranks wait for the slowest one, or for the servers."""
     share = facts.share("wait")
     if not facts.timed or facts.record.spec.traits.staged or share < WAITING:
         return None
     rank, behind = slowest(facts.record)
     text = f"{formatting.percent(share)} of the step is waiting"
     if facts.record.spec.servers:
-        text += f" for {formatting.plural(facts.record.spec.servers, 'server')} to answer; {_serving(facts)}."
+        text += f" for {formatting.plural(facts.record.spec.servers, 'server')} to answer; {_servers(facts)}."
     elif behind >= SLOWEST:
         text += (
             f" for rank {rank}{_where(facts.record, rank)}, which computes "
@@ -131,7 +131,7 @@ def stragglers(facts: Facts) -> Verdict | None:
     return Verdict("stragglers", text, share)
 
 
-def _serving(facts: Facts) -> str:
+def _servers(facts: Facts) -> str:
     more = 2 * facts.record.spec.servers
     rarely = 2 * int(facts.record.spec.strategy_options.get("push_every", 1))
     return (
@@ -140,7 +140,7 @@ def _serving(facts: Facts) -> str:
 
 
 def slowest(record: RunRecord) -> tuple[int, float]:
-    """The rank that takes longest for its data and computing, and by how much more than the others' mean."""
+    """The rank with the longest data and compute time, and by how much it exceeds the mean of the others."""
     seconds = {
         rank: compute(phases) + phases.get("data", 0.0) for rank, phases in rank_phases(record).items()
     }
@@ -166,7 +166,7 @@ def _varying(record: RunRecord) -> str:
 
 
 def bubble(facts: Facts) -> Verdict | None:
-    """Stages that wait for each other's activations and gradients."""
+    """Stages wait for each other's activations and gradients."""
     spec, share = facts.record.spec, facts.share("wait")
     if not facts.timed or not spec.traits.staged or spec.stages < 2 or share < WAITING:
         return None
@@ -188,12 +188,12 @@ def bubble(facts: Facts) -> Verdict | None:
 
 
 def idle(stages: int, micro_batches: int) -> float:
-    """The share of its time that a stage of a pipeline has nothing to do."""
+    """The share of its time that a pipeline stage is idle."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def data(facts: Facts) -> Verdict | None:
-    """Workers that wait for their samples."""
+    """Workers wait for their samples."""
     share = facts.share("data")
     if not facts.timed or share < DATA:
         return None
@@ -205,7 +205,7 @@ def data(facts: Facts) -> Verdict | None:
 
 
 def small_batch(facts: Facts) -> Verdict | None:
-    """A worker's share of the batch that is too small to compute on well."""
+    """Each worker's share of the batch is too small to compute efficiently."""
     longer = _longer(facts)
     if longer is None or facts.baseline is None or longer < SLOWER_COMPUTE:
         return None
@@ -220,7 +220,7 @@ def small_batch(facts: Facts) -> Verdict | None:
 
 
 def contention(facts: Facts) -> Verdict | None:
-    """Workers that get in each other's way although each has a core."""
+    """Workers slow each other down although each has its own core."""
     longer = _longer(facts)
     if longer is None or facts.baseline is None or longer < SLOWER_COMPUTE:
         return None
@@ -234,7 +234,7 @@ def contention(facts: Facts) -> Verdict | None:
 
 
 def _longer(facts: Facts) -> float | None:
-    """How long a sample takes to compute, against all that it takes the baseline; none if nobody can tell."""
+    """Compute time per sample relative to the baseline's time per sample; None if they cannot be compared."""
     spec = facts.record.spec
     if not facts.timed or facts.baseline is None or spec.stages > 1 or groups.crowded(facts.record):
         return None
@@ -250,7 +250,7 @@ def _computing(facts: Facts) -> float:
 
 
 def oversubscribed(facts: Facts) -> Verdict | None:
-    """More threads than cores: they take turns."""
+    """There are more threads than cores."""
     record = facts.record
     if not groups.crowded(record):
         return None
@@ -269,7 +269,7 @@ def oversubscribed(facts: Facts) -> Verdict | None:
 
 
 def optimizer(facts: Facts) -> Verdict | None:
-    """An update that takes as long for any batch."""
+    """The optimizer's update takes a large share of the step."""
     share = facts.share("optimizer")
     if not facts.timed or share < OPTIMIZER:
         return None
@@ -285,7 +285,7 @@ def optimizer(facts: Facts) -> Verdict | None:
 
 
 def overhead(facts: Facts) -> Verdict | None:
-    """Steps so short that what surrounds them counts."""
+    """Steps are so short that the overhead of the trainer matters."""
     share = facts.share("other")
     if not facts.timed or share < OVERHEAD:
         return None
@@ -297,7 +297,7 @@ def overhead(facts: Facts) -> Verdict | None:
 
 
 def gain(share: float) -> str:
-    """`1.28x`: what a step without this share of it would be."""
+    """`1.28x`: how much faster the step would be without this share."""
     return f"{1 / max(1e-9, 1 - share):.2f}x"
 
 

@@ -1,4 +1,4 @@
-"""The fine line: from how many workers more of them train slower, or bring less than they cost."""
+"""The fine line: the number of workers from which more workers are slower, or gain less than they cost."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import NamedTuple
 from manyhands.analysis.scaling import Curve, Point
 from manyhands.core import formatting
 
-SLOWER = 0.02  # a fall that matters: single runs, whose interval is a point, differ by as much
-WORTH = 0.5  # a further worker must bring half of what one brings alone, or it costs twice what it gives
+SLOWER = 0.02  # a smaller drop is ignored: single runs, which have no interval, differ by this much
+WORTH = 0.5  # a further worker must add half the throughput of one worker, or it costs twice what it adds
 
 
 class FineLine(NamedTuple):
-    """Where a curve's workers stop to pay."""
+    """Where more workers stop paying off on a curve."""
 
     task: str
     variant: str
     kind: str
     fixed: int
     counts: list[int]
-    slower_from: int | None
-    costlier_from: int | None
-    best: int
+    slower_from: int | None  # from this count on, all are slower than the best smaller count
+    costlier_from: int | None  # from this count on, a further worker is not worth its cost
+    best: int  # the count with the highest throughput
     sentence: str
-    crowded_from: int | None = None  # more threads than cores
+    crowded_from: int | None = None  # from this count on, more threads than cores
     batch: str = ""  # "batch 256", "128 per worker"
 
 
 def fine_lines(curves: Sequence[Curve]) -> list[FineLine]:
-    """One for each curve."""
     return [_fine_line(curve) for curve in curves if curve.points]
 
 
@@ -52,7 +51,7 @@ def _fine_line(curve: Curve) -> FineLine:
 
 
 def _one_worker(curve: Curve, points: Sequence[Point]) -> float:
-    """What one worker does: as measured, else as the smallest gang's share."""
+    """The throughput of one worker: measured, or one worker's share in the smallest count that was run."""
     if points[0].workers == 1:
         return points[0].throughput.median
     if curve.baseline is not None:
@@ -61,7 +60,7 @@ def _one_worker(curve: Curve, points: Sequence[Point]) -> float:
 
 
 def _slower_from(points: Sequence[Point]) -> int | None:
-    """The first count from which on every one is slower than the best of the fewer, beyond the intervals."""
+    """Return the first count from which all counts are slower than the best smaller one, beyond the noise."""
     found = None
     for at in range(len(points) - 1, 0, -1):
         best = max(points[:at], key=lambda point: point.throughput.median)
@@ -102,7 +101,7 @@ def _sentence(line: FineLine, points: Sequence[Point]) -> str:
 
 
 def _why(line: FineLine, point: Point) -> str:
-    """Said only where the line is crossed together with the number of cores."""
+    """Return a reason only if the line is crossed at the same count as the number of cores."""
     if not point.crowded or line.crowded_from != point.workers:
         return ""
     serving = point.ranks > point.workers

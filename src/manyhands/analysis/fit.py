@@ -1,4 +1,4 @@
-"""S = S_min (1 + B_crit/B) through steps to a target by batch size, with what was not reached as a bound."""
+"""Fit S = S_min (1 + B_crit/B) to steps to a target by batch size; runs that did not reach it are bounds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from scipy.special import expit
 
 from manyhands.core.statistics import Estimate
 
-FEWEST = 3  # batches: two parameters go through any two points and leave nothing to judge the fit by
-DRAWS = 200  # enough for the ends of a 95 % interval to be steady to a few per cent
+FEWEST = 3  # batches: two parameters fit any two points exactly, and nothing is left to judge the fit by
+DRAWS = 200  # bootstrap samples: enough for the ends of a 95 % interval to vary by a few percent only
 SEED = 20181108  # fixed, so that one study gives one report
-SPREAD = 0.05  # of a number of steps, at least: where there is one seed, others would differ by as much
-REACH = 1000.0  # B_crit is sought up to so many times beyond the batches that were run
+SPREAD = 0.05  # least relative spread of steps: with only one seed, others would differ this much
+REACH = 1000.0  # B_crit is searched up to this factor beyond the batches that were run
 
 Numbers = NDArray[np.float64]
 
 
 class Observation(NamedTuple):
-    """Steps at a batch and their relative spread; or, censored, the steps within which it was not reached."""
+    """Steps to the target at a batch, and their relative spread; if censored, steps that were not enough."""
 
     batch: float
     steps: float
@@ -33,25 +33,25 @@ class Observation(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The two numbers of the curve."""
+    """The two parameters of the curve."""
 
     s_min: float
     b_crit: float
 
     def steps(self, batch: float) -> float:
-        """S(B)."""
+        """S(B), the steps to the target at a batch."""
         return self.s_min * (1 + self.b_crit / batch)
 
 
 class Interval(NamedTuple):
-    """The same with their uncertainty."""
+    """The two parameters of the curve, with their 95 % intervals."""
 
     s_min: Estimate
     b_crit: Estimate
 
 
 class _Points(NamedTuple):
-    """Observations as columns."""
+    """Observations as arrays, one per field."""
 
     batch: Numbers
     logs: Numbers
@@ -60,16 +60,16 @@ class _Points(NamedTuple):
 
 
 def fit(observations: Sequence[Observation]) -> Fit:
-    """The best curve: least squares of log steps; a bound counts where the curve comes below it."""
+    """Fit by least squares of log steps; a bound counts only where the curve is below it."""
     return _solve(_columns(observations))
 
 
-@lru_cache(maxsize=256)  # several analyses ask for the same curve
+@lru_cache(maxsize=256)  # several analyses need the same curve
 def estimate(observations: tuple[Observation, ...]) -> Interval:
-    """The best curve and its 95 % intervals, from a bootstrap of the steps with a fixed seed.
+    """Return the best fit and its 95 % intervals, from a parametric bootstrap with a fixed seed.
 
-    Each step count is drawn anew around the curve, as far as seeds lay apart or as the curve missed the
-    points, whichever is more.
+    Each number of steps is drawn around the curve with the spread between seeds or the residual of the fit,
+    whichever is larger.
     """
     points = _columns(observations)
     best = _solve(points)
@@ -101,9 +101,9 @@ def _model(batch: Numbers, curve: Fit) -> Numbers:
 
 
 def _solve(points: _Points, near: Fit | None = None) -> Fit:
-    """Fitted as S = E_min/B + S_min: each end of the data speaks for one of the two."""
+    """Fit S = E_min/B + S_min: small batches determine E_min, large ones S_min."""
     lower, upper, starts = _room(points)
-    if near is not None:  # a resampled curve is not far from the one it came from
+    if near is not None:  # the fit of a bootstrap sample is close to the original one
         starts = [np.log([near.s_min * near.b_crit, near.s_min])]
     precision = 1e-12 if near is None else 1e-6
     found = [
@@ -123,7 +123,7 @@ def _solve(points: _Points, near: Fit | None = None) -> Fit:
 
 
 def _room(points: _Points) -> tuple[Numbers, Numbers, list[Numbers]]:
-    """Where log E_min and log S_min are sought, and from where: beyond it the curve is a straight line."""
+    """Bounds and starts of the search for log E_min and log S_min; beyond, the curve is a straight line."""
     known = ~points.censored
     sizes, logs = np.log(points.batch[known]), points.logs[known]
     corner = np.array([(sizes + logs).min(), logs.min()])
@@ -139,14 +139,14 @@ def _residuals(x: Numbers, points: _Points) -> Numbers:
 
 
 def _slopes(x: Numbers, points: _Points) -> Numbers:
-    share = expit(x[0] - x[1] - np.log(points.batch))  # of E_min/B in S
+    share = expit(x[0] - x[1] - np.log(points.batch))  # E_min/B as a share of S
     idle = points.censored & (_residuals(x, points) <= 0)
     weight = np.where(idle, 0.0, -1.0 / points.spread)
     return np.stack([share * weight, (1 - share) * weight], axis=1)
 
 
 def _misfit(points: _Points, curve: Fit) -> float:
-    """How far the points lie from the curve, with the freedom that it took to get there counted."""
+    """The standard deviation of the residuals, corrected for the two fitted parameters."""
     missed = (points.logs - _model(points.batch, curve))[~points.censored]
     return float(np.sqrt((missed**2).sum() / max(1, len(missed) - 2)))
 

@@ -1,4 +1,4 @@
-"""Which runs belong together: the names by which records are grouped and distinguished."""
+"""How records are grouped into tasks and cells, and how these are named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCALINGS = {"linear": "linear", "sqrt": "square root"}
 
 
 class Key(NamedTuple):
-    """What repeats and seeds of one cell share."""
+    """What all repeats and seeds of one cell have in common."""
 
     variant: str
     workers: int
@@ -43,7 +43,7 @@ def variant(record: RunRecord) -> str:
 
 
 def traits_of(variant: str) -> StrategyEntry:
-    """What is known of the strategy that a variant is of."""
+    """The registry entry of a variant's strategy."""
     return STRATEGIES.get(variant.split()[0], UNKNOWN)
 
 
@@ -64,12 +64,12 @@ def recipe_variant(record: RunRecord) -> str:
 
 
 def title(record: RunRecord) -> str:
-    """One cell in a line: `allreduce · 2 workers · batch 256`, `single · 1 thread · batch 128`."""
+    """The cell in one line: `allreduce · 2 workers · batch 256`, `single · 1 thread · batch 128`."""
     return " · ".join([variant(record), workers_text(record), f"batch {batch(record)}"])
 
 
 def workers_text(record: RunRecord) -> str:
-    """How many work: `2 workers`, `2 workers + 1 server`; one worker by its threads: `1 thread`."""
+    """`2 workers`, `2 workers + 1 server`; for `single` the threads: `1 thread`."""
     spec, each = record.spec, threads(record)
     if spec.traits.one_worker:
         return formatting.plural(each, "thread")
@@ -79,18 +79,18 @@ def workers_text(record: RunRecord) -> str:
 
 
 def task_name(record: RunRecord) -> str:
-    """The task with the options that are set, but not where its data lies: `blood-vgg19 size=64`."""
+    """The task with its options, without the path of its data: `blood-vgg19 size=64`."""
     options = {name: value for name, value in record.spec.options.items() if name != "data"}
     return " ".join([record.spec.task, *_pairs(options)])
 
 
 def tasks(records: Iterable[RunRecord]) -> list[str]:
-    """Their names in order of appearance."""
+    """The names of the tasks, in order of appearance."""
     return list(dict.fromkeys(map(task_name, records)))
 
 
 def of_task(records: Iterable[RunRecord], task: str) -> list[RunRecord]:
-    """Those of one task, in their order."""
+    """The records of one task, in their order."""
     return [record for record in records if task_name(record) == task]
 
 
@@ -100,7 +100,7 @@ def threads(record: RunRecord) -> int:
 
 
 def batch(record: RunRecord) -> int:
-    """Samples per step of the optimizer, over all workers."""
+    """Samples per optimizer step, over all workers."""
     return record.spec.batch or round(record.samples / max(1, record.steps))
 
 
@@ -118,20 +118,21 @@ def cells(records: Iterable[RunRecord]) -> dict[Key, list[RunRecord]]:
 
 
 def recipe_key(record: RunRecord) -> str:
-    """One text for all runs whose optimizer is set up the same way."""
+    """A text that is equal for runs with the same recipe and options."""
     return json.dumps(record.recipe, sort_keys=True, default=str)
 
 
 def measured(record: RunRecord) -> bool:
-    """Whether its times count: it had the machine to itself and ran long enough."""
+    """Whether the times of a run count: it ran alone on the machine, and long enough."""
     whole = record.status in ("finished", "target") or record.steady_samples_per_second is not None
     return record.timed and record.throughput > 0 and whole
 
 
 def attempted(record: RunRecord) -> bool:
-    """Whether it tried to reach the target; a run of less than an epoch on a budget only measures speed.
+    """Whether a run tried to reach the target.
 
-    An interrupted run does not count.
+    An interrupted run does not count, nor does a run on a budget that made less than an epoch: it only
+    measures speed.
     """
     if record.status == "interrupted":
         return False
@@ -140,12 +141,12 @@ def attempted(record: RunRecord) -> bool:
 
 
 def succeeded(record: RunRecord) -> bool:
-    """Whether it reached the target and ended well."""
+    """Whether a run reached the target and was neither interrupted nor diverged."""
     return record.reached and record.status in ("finished", "target")
 
 
 def higher_is_better(record: RunRecord) -> bool:
-    """As its task says; of an old record, by the name: losses, errors and distances are better when small."""
+    """As the task says; for an old record by name: losses, errors and distances are better when smaller."""
     if record.higher_is_better is not None:
         return record.higher_is_better
     name = record.metric_name.lower()
@@ -159,29 +160,29 @@ def cores_held(record: RunRecord) -> int:
 
 
 def busiest_host(record: RunRecord) -> int:
-    """Ranks on the host that has the most of them."""
+    """The number of ranks on the host that has the most."""
     return max(Counter(record.hosts).values(), default=record.spec.ranks)
 
 
 def crowding(record: RunRecord) -> float:
-    """Computing threads per core on the busiest host; 1 is a full machine."""
+    """Computing threads per core on the busiest host; at 1 all cores are in use."""
     return busiest_host(record) * threads(record) / max(1, record.environment.cores)
 
 
 def crowded(record: RunRecord) -> bool:
-    """Whether more threads compute than there are cores; with another device the host has little to do."""
+    """Whether there are more computing threads than cores; on a GPU the host has little to do."""
     return record.environment.device == "cpu" and crowding(record) > 1
 
 
 def runs(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Their folders, so that every number can be traced to its runs."""
+    """The folders of the runs, so that every number can be traced to them."""
     return tuple(sorted(record.run for record in records))
 
 
 def _usual(name: str, value: Any, record: RunRecord) -> bool:
-    """Whether an option needs no mention: its default, or what the strategy chose by itself."""
+    """Whether an option is not shown: it has its default, or the strategy chose it."""
     if name in record.choices or (name == "stages" and value == record.spec.workers):
-        return True  # it may differ from repeat to repeat
+        return True  # it may differ between repeats
     return is_default(record.spec.traits.options, name, value)
 
 

@@ -1,4 +1,4 @@
-"""The gradient noise scale by McCandlish et al., and how well it foretells the critical batch."""
+"""The gradient noise scale of McCandlish et al., and how well it predicts the critical batch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from manyhands.analysis.regimes import regimes
 from manyhands.core.statistics import Estimate
 from manyhands.records.record import Noise, RunRecord
 
-DRAWS = 500
+DRAWS = 500  # bootstrap samples
 SEED = 20181214
 
 
-ALIKE = 1.05  # samples that count as as many
+ALIKE = 1.05  # sample counts up to this factor apart are combined into one point
 
 
 class NoisePoint(NamedTuple):
-    """The scale around some moment of training."""
+    """The noise scale after some number of samples."""
 
     samples: int
     scale: float
 
 
 class NoiseScale(NamedTuple):
-    """B_simple of a task, beside the B_crit that steps to the target gave."""
+    """B_simple of a task, next to the B_crit that was fitted to steps to the target."""
 
     task: str
     scale: Estimate | None
@@ -38,15 +38,15 @@ class NoiseScale(NamedTuple):
 
 
 def noise_scales(records: Iterable[RunRecord]) -> list[NoiseScale]:
-    """One for each task some run of which measured its noise."""
+    """Return one row per task with at least one run that measured its gradient noise."""
     everything = list(records)
     found = []
     for task in groups.tasks(everything):
-        # on its way to infinity a run's gradients say nothing about anybody else's
+        # the gradients of a run that diverges are not representative
         mine = [each for each in groups.of_task(everything, task) if each.status != "diverged"]
         noises = [record.noise for record in mine if record.noise is not None and record.noise.steps > 0]
         if noises:
-            scale = _scale(sorted(noises, key=repr))  # in whatever order they were run
+            scale = _scale(sorted(noises, key=repr))  # so that the order of the runs does not matter
             critical = next((fit.b_crit for fit in regimes(mine) if fit.b_crit is not None), None)
             ratio = scale.value / critical.value if scale and critical else None
             found.append(NoiseScale(task, scale, len(noises), _by_samples(mine), critical, ratio))
@@ -54,9 +54,9 @@ def noise_scales(records: Iterable[RunRecord]) -> list[NoiseScale]:
 
 
 def _scale(noises: Sequence[Noise]) -> Estimate | None:
-    """The ratio of means, not the mean of ratios: each estimate is unbiased, their ratio is not.
+    """Return the ratio of means, not the mean of ratios: each estimate is unbiased, but their ratio is not.
 
-    The interval is a bootstrap over runs; one run has no spread to show.
+    The interval is a bootstrap over runs; with one run it is a point.
     """
     weights = np.array([noise.steps for noise in noises], dtype=float)
     gradients = np.array([noise.gradient for noise in noises]) * weights
@@ -72,12 +72,12 @@ def _scale(noises: Sequence[Noise]) -> Estimate | None:
 
 
 def _by_samples(records: Sequence[RunRecord]) -> list[NoisePoint]:
-    """Over the course of training: the means of all runs that were looked at after about as many samples."""
+    """Return the noise scale over training: at each point, the mean over runs after about as many samples."""
     points = [(point.samples, point.noise) for record in records for point in record.curve if point.noise]
     sums: dict[int, tuple[float, float]] = {}
     last = 0
     for samples, noise in sorted(points):
-        # one batch ends a little later than another: no more than that is between them
+        # runs with different batches evaluate after slightly different numbers of samples
         last = last if last and samples <= ALIKE * last else samples
         gradient, spread = sums.get(last, (0.0, 0.0))
         sums[last] = gradient + noise[0], spread + noise[1]

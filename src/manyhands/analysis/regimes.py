@@ -1,4 +1,4 @@
-"""Scaling regimes: up to which batch doubling it halves the steps, and from which it brings nothing."""
+"""Scaling regimes: up to which batch doubling it halves the steps, and from which batch it gains nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from manyhands.core import formatting
 from manyhands.core.statistics import Estimate, Summary
 from manyhands.records.record import RunRecord
 
-# Scaling is called perfect while it costs at most 20 % more samples than the smallest batch would, and
-# maximal from where at most a fifth more than the least steps are made:
+# Scaling is perfect while a batch needs at most 20 % more samples than the smallest possible number, and
+# parallelism is maximal where it needs at most 20 % more steps than the smallest possible number:
 # S(B) B = S_min (B + B_crit), S(B) = S_min (1 + B_crit/B).
-PERFECT = 0.2  # of B_crit
-MAXIMAL = 5.0
-OPEN = 20.0  # times the value: an interval that reaches so far has no upper end in what was measured
+PERFECT = 0.2  # times B_crit
+MAXIMAL = 5.0  # times B_crit
+OPEN = 20.0  # times the value: the upper end of a wider interval is not determined by the measurements
 
 
 class BatchPoint(NamedTuple):
-    """Steps to the target at one batch, with the best of the rates that were tried."""
+    """Steps to the target at one batch, with the best learning rate that was tried."""
 
     batch: int
     steps: float | None
@@ -30,13 +30,13 @@ class BatchPoint(NamedTuple):
     high: float | None
     reached: int
     of: int
-    bound: int | None  # not reached within so many steps
-    spread: float = 0.0  # relative: seeds and the distance between evaluations
+    bound: int | None  # the target was not reached within this number of steps
+    spread: float = 0.0  # relative: from seeds and the distance between evaluations
     recipe_line: str = ""
 
 
 class Regimes(NamedTuple):
-    """Steps to the target by batch and the curve through them."""
+    """Steps to the target by batch, and the curve fitted to them."""
 
     task: str
     label: str
@@ -47,12 +47,12 @@ class Regimes(NamedTuple):
     b_crit: Estimate | None
     perfect_until: Estimate | None
     maximal_from: Estimate | None
-    problem: str | None
+    problem: str | None  # why there is no fit
     sentence: str = ""
 
 
 def regimes(records: Iterable[RunRecord]) -> list[Regimes]:
-    """A curve for each task, target and kind of recipe that was run with more than one batch."""
+    """Return one fit per task, target and kind of recipe that was run with more than one batch."""
     tries = [record for record in records if record.spec.traits.exact and groups.attempted(record)]
     families: dict[tuple[str, str, float], list[RunRecord]] = {}
     for record in tries:
@@ -62,27 +62,27 @@ def regimes(records: Iterable[RunRecord]) -> list[Regimes]:
     for task, _, target in families:
         kinds[task, target] = kinds.get((task, target), 0) + 1
     return [
-        _regimes(task, recipe if kinds[task, target] > 1 else "", alike)
-        for (task, recipe, target), alike in families.items()
-        if len({groups.batch(record) for record in alike}) > 1
+        _regimes(task, recipe if kinds[task, target] > 1 else "", group)
+        for (task, recipe, target), group in families.items()
+        if len({groups.batch(record) for record in group}) > 1
     ]
 
 
 def curve(fit: Regimes, batches: Sequence[float]) -> list[float]:
-    """S(B) of the fit; nothing where there is none."""
+    """S(B) of the fit; empty if there is no fit."""
     if fit.s_min is None or fit.b_crit is None:
         return []
     return [fit.s_min.value * (1 + fit.b_crit.value / batch) for batch in batches]
 
 
-def _regimes(task: str, recipe: str, alike: Sequence[RunRecord]) -> Regimes:
+def _regimes(task: str, recipe: str, group: Sequence[RunRecord]) -> Regimes:
     sizes: dict[int, list[RunRecord]] = {}
-    for record in alike:
+    for record in group:
         sizes.setdefault(groups.batch(record), []).append(record)
     points = [_batch_point(size, sizes[size]) for size in sorted(sizes)]
     tuned = any(len(set(map(groups.recipe_key, found))) > 1 for found in sizes.values())
     label = ", ".join(filter(None, [recipe, "lr tuned" if tuned else ""]))
-    first, problem = alike[0], _problem(points)
+    first, problem = group[0], _problem(points)
     made = Regimes(
         task, label, first.target, first.metric_name, points, None, None, None, None, problem=problem
     )
@@ -107,27 +107,27 @@ def _observed(point: BatchPoint) -> Observation | None:
     return Observation(point.batch, point.bound, censored=True) if point.bound else None
 
 
-def _batch_point(size: int, alike: Sequence[RunRecord]) -> BatchPoint:
-    """The best over recipes, as Shallue et al. tune for each batch."""
+def _batch_point(size: int, group: Sequence[RunRecord]) -> BatchPoint:
+    """The point of the best recipe; Shallue et al. tune for each batch, too."""
     recipes: dict[str, list[RunRecord]] = {}
-    for record in alike:
+    for record in group:
         recipes.setdefault(groups.recipe_key(record), []).append(record)
     tried = [_tried(size, found) for found in recipes.values()]
     arrived = [point for point in tried if point.steps is not None]
     if arrived:
         return min(arrived, key=lambda point: (point.steps or math.inf, point.recipe_line))
     bounds = [point.bound for point in tried if point.bound is not None]
-    # the best of several rates is only known to be beyond the least of their bounds
+    # the steps of the best learning rate are only known to exceed the smallest bound
     best = min(tried, key=lambda point: (-point.reached / point.of, point.recipe_line))
     return best._replace(bound=min(bounds, default=None))
 
 
-def _tried(size: int, alike: Sequence[RunRecord]) -> BatchPoint:
-    arrived = [record for record in alike if groups.succeeded(record)]
-    late = [record for record in alike if not groups.succeeded(record)]
+def _tried(size: int, group: Sequence[RunRecord]) -> BatchPoint:
+    arrived = [record for record in group if groups.succeeded(record)]
+    late = [record for record in group if not groups.succeeded(record)]
     values = [steps for record in arrived if (steps := steps_to_target(record)) is not None]
     found = censored(values, [record.steps for record in late])
-    # a run that diverged would not have arrived later either: it bounds nothing
+    # a run that diverged would never have reached the target: it gives no bound
     bounds = [record.steps for record in late if record.status != "diverged"]
     return BatchPoint(
         batch=size,
@@ -135,15 +135,15 @@ def _tried(size: int, alike: Sequence[RunRecord]) -> BatchPoint:
         low=found.low if found else None,
         high=found.high if found else None,
         reached=len(arrived),
-        of=len(alike),
+        of=len(group),
         bound=None if found else min(bounds, default=None),
         spread=_spread(found, arrived),
-        recipe_line=alike[0].recipe_line,
+        recipe_line=group[0].recipe_line,
     )
 
 
 def _spread(found: Summary | None, arrived: Sequence[RunRecord]) -> float:
-    """Of log steps: between seeds, and because the test set is looked at only now and then."""
+    """The spread of log steps: between seeds, and from the distance between evaluations."""
     if found is None:
         return 0.0
     seeds = math.log(found.high / found.low) / 2 if found.low > 0 else 0.0
@@ -152,7 +152,7 @@ def _spread(found: Summary | None, arrived: Sequence[RunRecord]) -> float:
 
 
 def _gap(record: RunRecord) -> float | None:
-    """How far the evaluation that found the target reached lies from the one before, in log steps."""
+    """The distance in log steps between the evaluation that reached the target and the one before it."""
     at = steps_to_target(record)
     before = [point.step for point in record.curve if at is not None and 0 < point.step < at]
     return math.log(at / max(before)) if at is not None and before else None
@@ -198,12 +198,12 @@ def _maximal(start: Estimate, least: int, most: int) -> str:
 
 
 def about(value: Estimate) -> str:
-    """`430 (370 to 490)`, in no more digits than are known; a high end that is open is left out."""
+    """`430 (370 to 490)`, with two digits; an upper end that is not determined is left out."""
     if value.high > OPEN * value.value:
         return f"{rounded(value.value)} (at least {rounded(value.low)})"
     return f"{rounded(value.value)} ({rounded(value.low)} to {rounded(value.high)})"
 
 
 def rounded(value: float) -> str:
-    """Two digits are what a fit knows: `430`, `12,000`, `0.43`."""
+    """The value with two digits, as precise as a fit is: `430`, `12,000`, `0.43`."""
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""Rules that take no time from a step: how a run ended, what it compares to, how far to trust it."""
+"""Rules that are not about lost time: how a run ended, how it compares, and how reliable its times are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from manyhands.analysis.causes import EFFICIENT, Facts, Rule, Verdict
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
 
-STALE = 4.0  # updates: up to a few workers' worth of staleness does no harm that seeds do not do as well
-FULL = 0.85  # of the memory: beyond, the next larger batch ends in the system's killing a worker
-ASIDE = 0.25  # of the wall clock: a curve needs evaluations, but not a quarter of the time
-SLOWER = 0.02  # than a baseline: less is noise
+STALE = 4.0  # updates: the effect of less staleness is smaller than the difference between seeds
+FULL = 0.85  # share of the memory: above, with a larger batch the system may kill a worker
+ASIDE = 0.25  # share of the wall clock: evaluations are needed, but should not take a quarter of the time
+SLOWER = 0.02  # than a baseline: a smaller difference is noise
 
 
 def diverged(facts: Facts) -> Verdict | None:
-    """A loss that is no number."""
+    """The loss became infinite or NaN."""
     record = facts.record
     if record.status != "diverged":
         return None
@@ -25,7 +25,7 @@ def diverged(facts: Facts) -> Verdict | None:
 
 
 def interrupted(facts: Facts) -> Verdict | None:
-    """A run that did not come to its end."""
+    """The run was interrupted before its end."""
     if facts.record.status != "interrupted":
         return None
     text = f"the run was interrupted at step {facts.record.steps:,} and does not count as having reached its"
@@ -37,7 +37,7 @@ def _resume(facts: Facts) -> str:
 
 
 def slower_than_one(facts: Facts) -> Verdict | None:
-    """Many hands that do less than one pair."""
+    """Several workers are slower than one."""
     record, baseline = facts.record, facts.baseline
     if not facts.timed or baseline is None or record.spec.workers < 2:
         return None
@@ -50,7 +50,7 @@ def slower_than_one(facts: Facts) -> Verdict | None:
 
 
 def threads_win(facts: Facts) -> Verdict | None:
-    """What a user would do without us, where it is better."""
+    """One worker with all cores as threads is faster: what a user would run without manyhands."""
     record, baseline = facts.record, facts.threads_baseline
     if not facts.timed or baseline is None or record.spec.workers < 2:
         return None
@@ -62,7 +62,7 @@ def threads_win(facts: Facts) -> Verdict | None:
 
 
 def near_the_limit(facts: Facts) -> Verdict | None:
-    """Several workers that leave nothing to gain."""
+    """Several workers spend nearly all of the step computing."""
     record = facts.record
     if not facts.timed or record.spec.workers < 2 or groups.crowded(record) or threads_win(facts):
         return None
@@ -81,7 +81,7 @@ def near_the_limit(facts: Facts) -> Verdict | None:
 
 
 def staleness(facts: Facts) -> Verdict | None:
-    """Updates computed on parameters of long ago."""
+    """Gradients were computed from old parameters."""
     mean = facts.record.mean_staleness
     if mean is None or mean < STALE:
         return None
@@ -94,7 +94,7 @@ def staleness(facts: Facts) -> Verdict | None:
 
 
 def memory(facts: Facts) -> Verdict | None:
-    """A machine that is nearly full."""
+    """The memory of a host is nearly full."""
     record = facts.record
     if record.environment.device != "cpu" or record.environment.memory <= 0:
         return None
@@ -112,7 +112,7 @@ def memory(facts: Facts) -> Verdict | None:
 
 
 def aside(facts: Facts) -> Verdict | None:
-    """Evaluation and checkpoints that take a good part of the wall clock."""
+    """Evaluation and checkpoints take a large share of the wall clock."""
     record = facts.record
     share = 1 - record.training_seconds / record.seconds if record.seconds > 0 else 0.0
     if not facts.timed or share < ASIDE:
@@ -127,7 +127,7 @@ def aside(facts: Facts) -> Verdict | None:
 
 
 def lost_workers(facts: Facts) -> Verdict | None:
-    """Workers that were lost while the others went on."""
+    """Workers were lost while the others continued."""
     lost = facts.record.lost
     if not lost:
         return None
@@ -138,7 +138,7 @@ def lost_workers(facts: Facts) -> Verdict | None:
 
 
 def noisy(facts: Facts) -> Verdict | None:
-    """A machine that had something else to do."""
+    """The machine was busy with something else during the run."""
     noise = facts.record.machine_noise
     if noise is None or noise <= NOISY or not facts.record.timed:
         return None
@@ -150,7 +150,7 @@ def noisy(facts: Facts) -> Verdict | None:
 
 
 def unmeasured(facts: Facts) -> Verdict | None:
-    """A run whose first, slow steps could not be left out."""
+    """The run was too short to exclude its first, slow steps."""
     if (
         not facts.record.timed
         or facts.record.worker_step_times is not None

@@ -1,4 +1,4 @@
-"""Every record as a flat row of plain values, for results.csv and data frames."""
+"""Each record as a flat row of plain values, for results.csv and data frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[Baseline | None, Baseline | None]
 
 
 def rows(results: Results) -> list[dict[str, object]]:
-    """One a record, in their order; the same columns in each."""
+    """Return one row per record, in their order, all with the same columns."""
     found: dict[tuple[str, int], Pair] = {}
     made = []
     for record in results.records:
@@ -77,7 +77,7 @@ def _cell(record: RunRecord) -> dict[str, object]:
 
 
 def _speed(record: RunRecord, pair: Pair, price: float | None) -> dict[str, object]:
-    """Empty where the run did not have the machine for itself."""
+    """The columns about speed; empty if the run shared the machine with others."""
     counts = groups.measured(record)
     rate = record.throughput if counts else None
     one, every = (baseline.throughput.median if baseline else None for baseline in pair)
@@ -96,7 +96,7 @@ def _speed(record: RunRecord, pair: Pair, price: float | None) -> dict[str, obje
 
 
 def _arrival(record: RunRecord) -> dict[str, object]:
-    """Empty where the target was not reached, or by a run that ended badly."""
+    """The columns about the target; empty if it was not reached, or if the run did not end well."""
     arrived = groups.succeeded(record)
     return {
         "metric_name": record.metric_name,
@@ -129,5 +129,5 @@ def _step(record: RunRecord) -> dict[str, object]:
 
 
 def columns(made: Sequence[dict[str, object]]) -> list[str]:
-    """The header of a table of rows."""
+    """The column names of a list of rows."""
     return list(made[0]) if made else []

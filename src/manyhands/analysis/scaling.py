@@ -1,4 +1,4 @@
-"""What more workers bring and cost: throughput, speed-up over named baselines, strong and weak curves."""
+"""What more workers gain and cost: throughput, speed-up over named baselines, strong and weak scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MILLION = 1e6
 
 
 class Baseline(NamedTuple):
-    """One worker, and how it was set up."""
+    """The throughput of one worker, with one thread or with all cores as threads."""
 
     threads: int
     throughput: Summary
@@ -25,12 +25,12 @@ class Baseline(NamedTuple):
 
     @property
     def spoken(self) -> str:
-        """Within a sentence: `one worker with one thread`."""
+        """The name within a sentence: `one worker with one thread`."""
         return self.name.replace(", ", " with ", 1)
 
 
 class Point(NamedTuple):
-    """A cell's throughput over its repeats, and what that is worth."""
+    """The throughput of a cell over its repeats, its speed-up and its cost."""
 
     variant: str
     workers: int
@@ -39,9 +39,9 @@ class Point(NamedTuple):
     batch: int
     throughput: Summary
     speed_up: Summary | None
-    efficiency: float | None  # the speed-up by thread that computes
-    against_threads: Summary | None
-    worker_seconds: float  # for a million samples
+    efficiency: float | None  # speed-up per computing thread
+    against_threads: Summary | None  # speed-up over one worker with all cores as threads
+    worker_seconds: float  # per million samples
     money: float | None
     noisy: bool
     runs: tuple[str, ...]
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Throughput by workers, with the global batch (strong) or the batch per worker (weak) held fixed."""
+    """Throughput by number of workers, with a fixed global batch (strong) or batch per worker (weak)."""
 
     task: str
     variant: str
@@ -67,7 +67,7 @@ Pair = tuple[Baseline | None, Baseline | None]
 
 
 def baselines(records: Iterable[RunRecord], task: str, batch: int | None) -> Pair:
-    """One worker with one thread, and with all cores as threads: the same batch, else the best of any."""
+    """Return one worker with one thread and with all cores as threads, at this batch or else the fastest."""
     alone = [
         record
         for record in groups.of_task(records, task)
@@ -79,19 +79,19 @@ def baselines(records: Iterable[RunRecord], task: str, batch: int | None) -> Pai
 
 
 def points(records: Iterable[RunRecord], task: str, price: float | None = None) -> list[Point]:
-    """Every cell that was timed, its repeats summarized."""
+    """Return one point per timed cell of a task, summarized over its repeats."""
     mine = groups.of_task(records, task)
     known: dict[int, Pair] = {}
     found = []
-    for key, alike in groups.cells(filter(groups.measured, mine)).items():
+    for key, group in groups.cells(filter(groups.measured, mine)).items():
         if key.batch not in known:
             known[key.batch] = baselines(mine, task, key.batch)
-        found.append(_point(key, alike, known[key.batch], price))
+        found.append(_point(key, group, known[key.batch], price))
     return found
 
 
 def curves(records: Iterable[RunRecord], price: float | None = None) -> list[Curve]:
-    """Every strong and weak curve that has at least two worker counts."""
+    """Return all strong and weak scaling curves with at least two worker counts."""
     everything = list(records)
     found = []
     for task in groups.tasks(everything):
@@ -109,14 +109,14 @@ def curves(records: Iterable[RunRecord], price: float | None = None) -> list[Cur
 
 
 def fixed_of(key: Key, kind: Kind) -> int | None:
-    """What a curve of this kind through the cell holds fixed; none where the batch does not divide."""
+    """The global batch, or the batch per worker; None if the workers do not divide the batch."""
     if kind == "strong":
         return key.batch
     return key.batch // key.workers if key.batch % key.workers == 0 else None
 
 
 def _families(cells: Iterable[Key], kind: Kind) -> list[tuple[str, int, int]]:
-    """The curves that more than one worker makes: variant, threads and what is fixed."""
+    """Return variant, threads and fixed batch of every curve that has a point with several workers."""
     found: dict[tuple[str, int, int], None] = {}
     for key in cells:
         fixed = fixed_of(key, kind)
@@ -126,7 +126,7 @@ def _families(cells: Iterable[Key], kind: Kind) -> list[tuple[str, int, int]]:
 
 
 def _members(cells: Iterable[Key], kind: Kind, variant: str, threads: int, fixed: int) -> list[Key]:
-    """A curve's cells by workers; one worker is the strategy's own where it ran, else `single`."""
+    """The cells of a curve by workers; `single` is used if the strategy did not run with one worker."""
     there = [key for key in cells if key.threads == threads and fixed_of(key, kind) == fixed]
     line = [key for key in there if key.variant == variant]
     if all(key.workers > 1 for key in line):
@@ -148,8 +148,8 @@ def _baseline(alone: Sequence[RunRecord], batch: int | None) -> Baseline | None:
     return Baseline(threads, rates[chosen], chosen, name)
 
 
-def _point(key: Key, alike: Sequence[RunRecord], pair: Pair, price: float | None) -> Point:
-    first, rate = alike[0], _throughput(alike)
+def _point(key: Key, group: Sequence[RunRecord], pair: Pair, price: float | None) -> Point:
+    first, rate = group[0], _throughput(group)
     speed_up, against = (_over(key, rate, baseline) for baseline in pair)
     seconds = groups.cores_held(first) * MILLION / rate.median
     return Point(
@@ -160,8 +160,8 @@ def _point(key: Key, alike: Sequence[RunRecord], pair: Pair, price: float | None
         against_threads=against,
         worker_seconds=seconds,
         money=None if price is None else price * seconds / 3600,
-        noisy=any((record.machine_noise or 0.0) > NOISY for record in alike),
-        runs=groups.runs(alike),
+        noisy=any((record.machine_noise or 0.0) > NOISY for record in group),
+        runs=groups.runs(group),
         cores=first.environment.cores,
         crowded=groups.crowded(first),
         workers_text=groups.workers_text(first),
@@ -172,9 +172,9 @@ def _over(key: Key, rate: Summary, baseline: Baseline | None) -> Summary | None:
     if baseline is None:
         return None
     if key == (ONE_WORKER, 1, baseline.threads, baseline.batch):
-        return Summary(1.0, 1.0, 1.0, rate.n)  # the very same runs: their noise cancels out
+        return Summary(1.0, 1.0, 1.0, rate.n)  # a run compared with itself: the noise cancels
     return ratio(rate, baseline.throughput)
 
 
-def _throughput(alike: Sequence[RunRecord]) -> Summary:
-    return summary([record.throughput for record in alike])
+def _throughput(group: Sequence[RunRecord]) -> Summary:
+    return summary([record.throughput for record in group])

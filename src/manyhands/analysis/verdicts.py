@@ -1,4 +1,4 @@
-"""Verdicts in sentences: of a run, the largest loss first; of a study, what its runs say together."""
+"""Verdicts in sentences: those of one run, the largest loss first, and those of a whole study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from manyhands.records.study_results import Results
 
 RULES: list[tuple[str, Rule]] = [*causes.RULES, *remarks.RULES]
 
-# In a table's few words. How a run ended comes first, then what crowds out every other cause.
+# A few words for a table. How a run ended comes first, then causes that outweigh all others.
 _FIRST = {
     "diverged": "diverged",
     "interrupted": "interrupted",
@@ -49,7 +49,7 @@ _THEN = {
 def verdicts(
     record: RunRecord, baseline: Baseline | None, threads_baseline: Baseline | None = None
 ) -> list[Verdict]:
-    """All that apply to a run, the largest loss first."""
+    """Return all verdicts that apply to a run, the largest loss first."""
     facts = causes.facts(record, baseline, threads_baseline)
     found = [verdict for _, rule in RULES if (verdict := rule(facts)) is not None]
     return sorted(found, key=lambda verdict: -verdict.lost)
@@ -59,7 +59,7 @@ def word(verdicts: Sequence[Verdict]) -> str:
     """A few words for a table: `near the limit`, `more workers than cores`."""
     rules = [verdict.rule for verdict in verdicts]
     for known in (_FIRST, _CAUSES, _THEN):
-        # causes are in order of what they cost; of the others the table's order counts
+        # causes are ordered by what they cost, the others as in their table
         order = rules if known is _CAUSES else list(known)
         for rule in order:
             if rule in rules and rule in known:
@@ -68,7 +68,7 @@ def word(verdicts: Sequence[Verdict]) -> str:
 
 
 def study_verdicts(results: Results) -> list[Verdict]:
-    """What the runs say together: the largest loss, threads that win, the fine lines, then what to mind."""
+    """Return the verdicts on a study: largest loss, faster threads, fine lines, noise, missing cells."""
     records = results.records
     found = [
         *_largest(records),
@@ -82,7 +82,7 @@ def study_verdicts(results: Results) -> list[Verdict]:
 
 
 def _largest(records: Sequence[RunRecord]) -> list[Verdict]:
-    """The run that lost most; of several that lost the same the first."""
+    """The verdict on the run that lost most; the first one of several equal losses."""
     best: tuple[Verdict, RunRecord] | None = None
     for record in records:
         if record.spec.workers < 2:
@@ -98,7 +98,7 @@ def _largest(records: Sequence[RunRecord]) -> list[Verdict]:
 
 
 def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
-    """Whether what a user would do without us is better, and whether there is anything to compare with."""
+    """Verdicts on a task: plain threads are faster than all workers, or no baseline was run."""
     several = [point for point in points(records, task) if point.workers > 1]
     if not several:
         return []
@@ -120,16 +120,16 @@ def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
 
 
 def _lines(lines: Sequence[FineLine]) -> list[Verdict]:
-    """One per strategy: at other batches it is much the same."""
+    """One verdict per strategy, at its first batch: other batches give similar results."""
     strategies: dict[tuple[str, str], list[FineLine]] = {}
     for line in lines:
         if line.slower_from is not None:
             strategies.setdefault((line.task, line.variant), []).append(line)
     found = []
-    for (task, variant), alike in strategies.items():
-        others = len(alike) - 1
+    for (task, variant), group in strategies.items():
+        others = len(group) - 1
         more = f" (and at {formatting.plural(others, 'other batch', 'other batches')})" if others else ""
-        text = f"{task}, {variant}, {alike[0].batch}{more}: {alike[0].sentence}"
+        text = f"{task}, {variant}, {group[0].batch}{more}: {group[0].sentence}"
         found.append(Verdict("fine-line", text, 0.0))
     return found
 
@@ -153,13 +153,13 @@ def _trust(results: Results) -> list[Verdict]:
     noisy = [record for record in results.records if record.timed and (record.machine_noise or 0.0) > NOISY]
     if noisy:
         text = (
-            f"{len(noisy)} of {len(results.records)} runs {_was(len(noisy))} taken while the machine was more"
+            f"{len(noisy)} of {len(results.records)} runs {_was(len(noisy))} measured while the machine was"
         )
         found.append(
-            Verdict("noisy", f"{text} than {formatting.percent(NOISY)} slower than at its best.", 0.0)
+            Verdict("noisy", f"{text} more than {formatting.percent(NOISY)} slower than at its best.", 0.0)
         )
     if again := len(results.repeated):
-        text = f"{formatting.plural(again, 'run')} taken under heavy noise {_was(again)} taken again."
+        text = f"{formatting.plural(again, 'run')} measured under heavy noise {_was(again)} repeated."
         found.append(Verdict("repeated", text, 0.0))
     diverged = [record for record in results.records if record.status == "diverged"]
     if diverged:

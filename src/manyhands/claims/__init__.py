@@ -1,4 +1,4 @@
-"""Published claims, each settled by a study of the same name: `manyhands study large-batch`."""
+"""Published claims, each tested by a study of the same name: `manyhands study large-batch`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLAIMS: dict[str, Claim] = {
 
 
 def settle(results: Results) -> Settled | None:
-    """What a study says of the claim that it is about, if it is about one."""
+    """Return the claim that a study tests and what the study found; None if it tests no claim."""
     claim = CLAIMS.get(results.claim or "")
     return Settled(claim, claim.judge(results)) if claim is not None else None
 

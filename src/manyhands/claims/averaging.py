@@ -1,4 +1,4 @@
-"""How rarely workers may average: every step, every so many, once an epoch, once at the end."""
+"""How often workers must average: every step, every H steps, once per epoch, or once at the end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from manyhands.core.statistics import Summary, summary
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
-LOST = 0.003  # of accuracy: what two seeds of these tasks differ by
+LOST = 0.003  # of accuracy: two seeds of these tasks differ this much
 
 
 def _judge(results: Results) -> Finding:
     runs = [
         record
         for record in results.records
-        if record.spec.traits.averaging and groups.higher_is_better(record)  # points of accuracy
+        if record.spec.traits.averaging and groups.higher_is_better(record)  # accuracy, not a loss
     ]
     parts: list[tuple[bool, str]] = []
     table: list[Row] = []

@@ -1,4 +1,4 @@
-"""A claim of the literature, and what a study of it found here."""
+"""A claim from the literature, and what a study found about it on this machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Row = dict[str, object]
 
 
 class Finding(NamedTuple):
-    """Whether a claim holds on this machine, what says so, and the numbers behind it."""
+    """Whether a claim holds on this machine, the reasons, and the numbers behind them."""
 
-    holds: bool | None  # none: these records do not settle it
+    holds: bool | None  # None: these records do not settle it
     points: Sequence[str]
     table: Sequence[Row] = ()
-    beside: str = ""  # what was found elsewhere, to compare with
+    beside: str = ""  # the published numbers, for comparison
 
     @property
     def text(self) -> str:
-        """All of it in a paragraph."""
+        """The finding as one paragraph."""
         return f"{'; '.join(self.points)}. {self.beside}".strip()
 
     @property
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What somebody found elsewhere, who, and how records settle it."""
+    """A published statement, its source, and the function that tests it on records."""
 
     name: str
     statement: str
@@ -41,24 +41,24 @@ class Claim(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A claim beside what was found."""
+    """A claim and what was found about it."""
 
     claim: Claim
     finding: Finding
 
     @property
     def text(self) -> str:
-        """The claim in one line, the verdict and its numbers in another."""
+        """The claim on one line, the verdict and its numbers on the next."""
         verdict = self.finding.verdict
         said = f"{self.claim.statement} ({self.claim.source})"
         return f"{said}\n{verdict[0].upper()}{verdict[1:]}: {self.finding.text}"
 
 
 def unsettled(reason: str) -> Finding:
-    """Too little was run."""
+    """A finding that leaves the claim open, because necessary runs are missing."""
     return Finding(None, [reason])
 
 
 def together(parts: list[tuple[bool, str]], table: list[Row], beside: str = "") -> Finding:
-    """A claim that holds where all of its parts do."""
+    """A finding that holds if all of its parts hold."""
     return Finding(all(holds for holds, _ in parts), [text for _, text in parts], table, beside)

@@ -1,4 +1,4 @@
-"""Claims about the batch: how its rate must grow, where it stops helping, and what predicts that."""
+"""Claims about the batch: how the learning rate grows with it, and where a larger one stops helping."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from manyhands.core import formatting
 from manyhands.records.study_results import Results
 
 WITH, WITHOUT_WARM_UP, WITHOUT_SCALING = "linear + warm-up", "linear, no warm-up", "no scaling"
-LOST = 0.005  # of accuracy; Goyal et al. call 0.0014 none, with a thousandfold larger test of it
-GROWTH = 32  # times the smallest batch
-STEEP, FLAT = 0.8, 0.35  # slopes of log steps by log batch: 1 halves the steps, 0 changes nothing
-FACTOR = 5.0  # McCandlish et al. find 4.5 between the two on MNIST
-# Shallue et al. 2018, figure 1, digitised (+-0.065 in log2): steps to 99 % with a simple CNN on MNIST
+LOST = 0.005  # of accuracy; Goyal et al. count 0.0014 as no loss, on a much larger test set
+GROWTH = 32  # the largest batch must be this many times the smallest
+STEEP, FLAT = 0.8, 0.35  # slopes of log steps over log batch: 1 halves the steps, 0 changes nothing
+FACTOR = 5.0  # McCandlish et al. find a factor of 4.5 on MNIST
+# Shallue et al. 2018, figure 1, digitized (+-0.065 in log2): steps to 99 % with a simple CNN on MNIST
 PUBLISHED = {
     1: 65536, 2: 32043, 8: 9161, 32: 2395, 128: 685, 512: 306, 2048: 179, 8192: 196, 32768: 164, 55000: 137,
 }  # fmt: skip
@@ -28,7 +28,7 @@ def _large_batch(results: Results) -> Finding:
     table: list[Row] = []
     found = generalization(results.records)
     for task in groups.tasks(results.records):
-        rows = [row for row in found if row.task == task and row.higher_is_better]  # points of accuracy
+        rows = [row for row in found if row.task == task and row.higher_is_better]  # accuracy, not a loss
         batches = sorted({row.batch for row in rows})
         if len(batches) < 2 or batches[-1] < GROWTH * batches[0]:
             continue
@@ -42,18 +42,18 @@ def _large_batch(results: Results) -> Finding:
             row = largest[recipe]
             lost = base - row.metric.median
             kept = lost <= LOST and not row.diverged
-            parts.append((kept is keeps, f"{_beginning(task, parts)}{_told(row, lost, kept)}"))
+            parts.append((kept is keeps, f"{_prefix(task, parts)}{_sentence(row, lost, kept)}"))
     if not parts:
         return unsettled(f"this needs batches that grow {GROWTH}x, with and without scaling and warm-up")
     return together(parts, table)
 
 
-def _beginning(task: str, parts: list[tuple[bool, str]]) -> str:
-    """A task is named once."""
+def _prefix(task: str, parts: list[tuple[bool, str]]) -> str:
+    """The name of the task, unless an earlier part has it."""
     return "" if any(text.startswith(f"{task}: ") for _, text in parts) else f"{task}: "
 
 
-def _told(row: Generalization, lost: float, kept: bool) -> str:
+def _sentence(row: Generalization, lost: float, kept: bool) -> str:
     what = f"batch {row.batch:,} with {row.recipe}"
     if row.diverged == row.of:
         return f"{what} diverges"
@@ -97,12 +97,12 @@ def _critical_batch(results: Results) -> Finding:
 
 
 def _slope(batch: int, steps: float, larger: int, fewer: float) -> float:
-    """Of the fall of log steps: 1 where doubling the batch halves them."""
+    """The slope by which log steps fall over log batch: 1 if doubling the batch halves the steps."""
     return math.log(steps / fewer) / math.log(larger / batch)
 
 
 def _saved(slope: float) -> str:
-    """What a doubling saves."""
+    """The share of steps that doubling the batch saves."""
     return formatting.percent(1 - 2**-slope) if slope > 0.005 else "nothing"
 
 

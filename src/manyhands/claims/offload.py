@@ -1,4 +1,4 @@
-"""What moving activations out of the way saves, and what it costs."""
+"""How much memory offloading activations saves, and how much time it costs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from manyhands.core.statistics import summary
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
-LESS = 0.3  # of a worker's whole memory, parameters and all, must be saved to be worth anything
-SLOWER = 0.25  # vDNN: 18 % for a network that would not fit at all
+LESS = 0.3  # share of a worker's memory, including parameters, that must be saved
+SLOWER = 0.25  # at most; vDNN: 18 % for a network that would not fit at all
 
 
 def _judge(results: Results) -> Finding:
@@ -37,30 +37,29 @@ def _judge(results: Results) -> Finding:
             for mode, (taken, step) in rows.items()
         ]
         moved = {mode: row for mode, row in rows.items() if mode != "none"}
-        saving = min(moved, key=lambda mode: moved[mode][0])
-        quick = [mode for mode, (_, step) in moved.items() if step / seconds - 1 <= SLOWER]
-        best = min(quick or [saving], key=lambda mode: moved[mode][0])
+        smallest = min(moved, key=lambda mode: moved[mode][0])
+        fast = [mode for mode, (_, step) in moved.items() if step / seconds - 1 <= SLOWER]
+        best = min(fast or [smallest], key=lambda mode: moved[mode][0])
         taken, step = moved[best]
         parts.append(
             (
                 1 - taken / memory >= LESS and step / seconds - 1 <= SLOWER,
                 f"{task}: offload {best} takes {formatting.percent(1 - taken / memory)} off a worker's "
-                f"memory "
-                f"({formatting.size(memory)} to {formatting.size(taken)}, parameters and all) for "
+                f"memory ({formatting.size(memory)} to {formatting.size(taken)}, including parameters) for "
                 f"{formatting.percent(step / seconds - 1)} more time",
             )
         )
-        if saving != best:
-            least, longest = moved[saving]
+        if smallest != best:
+            least, longest = moved[smallest]
             parts.append(
                 (
                     True,
-                    f"the least memory, {formatting.size(least)} with offload {saving}, takes "
+                    f"the least memory, {formatting.size(least)} with offload {smallest}, takes "
                     f"{formatting.percent(longest / seconds - 1)} more time",
                 )
             )
     if not parts:
-        return unsettled("this needs timed runs with offload none and with another one")
+        return unsettled("this needs timed runs with offload none and with another mode")
     return together(parts, table)
 
 

@@ -1,4 +1,4 @@
-"""Claims about who does the work: data against model parallelism, ever more workers, nobody waiting."""
+"""Claims about workers: data or model parallelism, more workers, asynchronous workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _data_or_model(results: Results) -> Finding:
                 (
                     ratio > 1,
                     f"{task}: {data[0].variant} on {workers} workers runs {ratio:.2f}x as fast as "
-                    f"{best.variant}, the best of the model-parallel ways",
+                    f"{best.variant}, the fastest model-parallel strategy",
                 )
             )
     if not parts:
@@ -67,11 +67,11 @@ def _more_workers(results: Results) -> Finding:
         for point in curve.points
     ]
     slower = [line for line in lines if line.slower_from is not None]
-    told = slower or lines
-    return Finding(bool(slower), [_told(line) for line in told], table)
+    shown = slower or lines
+    return Finding(bool(slower), [_sentence(line) for line in shown], table)
 
 
-def _told(line: FineLine) -> str:
+def _sentence(line: FineLine) -> str:
     """`mnist-mlp, allreduce, batch 256: more workers do not pay: ...`."""
     sentence = line.sentence.rstrip(".")
     return f"{line.task}, {line.variant}, {line.batch}: {sentence[0].lower()}{sentence[1:]}"
@@ -84,7 +84,7 @@ def _asynchrony(results: Results) -> Finding:
     settled = [row for row in free if row.samples_ratio is not None or row.samples is None]
     if not settled:
         return unsettled(
-            "this needs server or hogwild beside allreduce, with a target that some of them reach"
+            "this needs server or hogwild as well as allreduce, with a target that some of them reach"
         )
     parts: list[tuple[bool, str]] = []
     for row in settled:

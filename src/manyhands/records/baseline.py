@@ -1,4 +1,4 @@
-"""Earlier runs to compare with: how fast one worker was."""
+"""The throughput of one worker, from an earlier run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from manyhands.records.record import OneWorker, RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 
-_COMPARABLE = ("task", "options", "dtype", "device")  # equal in runs that are compared
-_MAX_RESULTS = 30  # that are read: a start must not take longer with every run
+_COMPARABLE = ("task", "options", "dtype", "device")  # must be equal in runs that are compared
+_MAX_RESULTS = 30  # to read: starting a run must not take longer with every earlier run
 
 
 def one_worker(runs: Path, spec: RunSpec, threads: int) -> OneWorker | None:
-    """The rate of the last comparable run of one worker, preferably with the same threads; or None."""
+    """Return the latest comparable run of one worker, preferably with the same threads; or None."""
     if spec.workers == 1:
         return None
     best: RunRecord | None = None
@@ -30,7 +30,7 @@ def one_worker(runs: Path, spec: RunSpec, threads: int) -> OneWorker | None:
 
 
 def _candidates(runs: Path, spec: RunSpec) -> list[Path]:
-    """Folders with a result: those named after the task first, the latest first."""
+    """Folders with a result: those named after the task first, then the latest first."""
     stem, found = spec.name.removesuffix(spec.id), list[tuple[bool, float, Path]]()
     try:
         for folder in runs.iterdir():

@@ -1,4 +1,4 @@
-"""The phases that a worker's time is divided into, and a stretch of time in one of them."""
+"""The phases into which a worker's time is divided."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PHASES = (
 )
 
 
-ASIDE = ("evaluation", "checkpoint")  # real time, but not training
+ASIDE = ("evaluation", "checkpoint")  # wall-clock time that is not training
 
 
 class Span(NamedTuple):
-    """A stretch of time in one phase, in seconds."""
+    """An interval in one phase; begin and end in seconds."""
 
     phase: str
     begin: float
@@ -30,5 +30,5 @@ class Span(NamedTuple):
 
 
 def training_phases(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases that are training."""
+    """The phases without evaluation and checkpoints."""
     return {name: seconds for name, seconds in phases.items() if name not in ASIDE}

@@ -1,4 +1,4 @@
-"""Files of runs and studies, read and checked against their schemas; every fault is one sentence.
+"""Read the files of runs and studies and check them against their schemas; errors are one sentence.
 
 The files may be damaged, or come from a stranger. JSON is checked as a whole first (text, depth, size of
 numbers), then field by field. Other code can rely on every value that it gets from here.
@@ -27,9 +27,9 @@ MAX_BYTES = 100_000_000  # of a file; a record of a thousand ranks has a few mil
 MAX_LINE = 1_000_000  # bytes of a line of steps.jsonl
 MAX_DEPTH = 32  # of nested lists and objects
 MAX_STALENESS = 1_000_000  # updates
-_COUNTS = ("servers", "stages", "micro_batches")  # options of strategies that say how work is divided
+_COUNTS = ("servers", "stages", "micro_batches")  # options of strategies that determine how work is divided
 _SIGNED = ("loss", "metric", "best_metric", "target", "test_loss", "noise", "gradient", "spread")
-_OPEN = ("spec", "recipe", "choices")  # parts of a record with a schema of their own, or with none
+_OPEN = ("spec", "recipe", "choices")  # parts of a record with their own schema, or without one
 _BY_RANK = ("traffic", "hosts", "shares", "memory", "step_times", "timeline")
 
 Count = Annotated[int, Ge(0), Lt(2**63)]
@@ -37,11 +37,11 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class FaultError(ValueError):
-    """What is wrong with the content of a file, in a few words."""
+    """The content of a file is not valid; the message says why in a few words."""
 
 
 def document(content: bytes) -> Any:
-    """The value of a JSON text. NaN, very large numbers and deep nesting are refused."""
+    """Parse JSON; NaN, very large numbers and deep nesting raise a FaultError."""
     try:
         found = json.loads(content.decode(), parse_constant=_no_number)
     except UnicodeDecodeError:
@@ -52,14 +52,14 @@ def document(content: bytes) -> Any:
         raise FaultError(f"it is not JSON ({str(error)[:1].lower()}{str(error)[1:]})") from None
     except FaultError:
         raise
-    except ValueError:  # Python's own limit of digits
+    except ValueError:  # Python's limit on digits
         raise FaultError("a number in it is too large") from None
     _check(found)
     return found
 
 
 def table(content: bytes) -> dict[str, Any]:
-    """The same, where it must be a JSON object."""
+    """Parse JSON that must be an object."""
     found = document(content)
     if not isinstance(found, dict):
         raise FaultError(f"it is {_kind(found)}, not an object")
@@ -67,12 +67,12 @@ def table(content: bytes) -> dict[str, Any]:
 
 
 def spec_bytes(path: Path) -> bytes:
-    """The bytes of spec.json: these are what is signed."""
+    """Read the bytes of spec.json, which are what is signed."""
     return _content(path, "is not a run folder")
 
 
 def spec(path: Path, content: bytes) -> RunSpec:
-    """The spec in spec.json."""
+    """Parse the content of spec.json."""
     try:
         fields = table(content)
     except FaultError as fault:
@@ -86,7 +86,7 @@ def spec(path: Path, content: bytes) -> RunSpec:
 
 
 def record(path: Path) -> RunRecord:
-    """The record in result.json."""
+    """Read result.json."""
     found = _parsed(path, RunRecord, "is not a run's result", "record")
     try:
         _check_options(found.spec)
@@ -98,12 +98,12 @@ def record(path: Path) -> RunRecord:
 
 
 def environment(path: Path) -> Environment:
-    """The environment in environment.json."""
+    """Read environment.json."""
     return _parsed(path, Environment, "does not describe an environment")
 
 
 def _parsed(path: Path, model: type[_Model], otherwise: str, file: renames.File | None = None) -> _Model:
-    """The JSON object of a file as an instance of its model; a ManyhandsError says what is wrong with it."""
+    """Read the JSON object of a file as an instance of its model; ManyhandsError if it is not valid."""
     content = _content(path)
     try:
         fields = table(content)
@@ -117,7 +117,7 @@ def _parsed(path: Path, model: type[_Model], otherwise: str, file: renames.File 
 
 
 def choices(path: Path) -> dict[str, Any]:
-    """The choices of a strategy in choices.json."""
+    """Read choices.json: the options that a strategy chose."""
     content = _content(path)
     try:
         found = table(content)
@@ -130,7 +130,7 @@ def choices(path: Path) -> dict[str, Any]:
 
 
 def steps(path: Path) -> Iterator[StepRecord]:
-    """The lines of steps.jsonl, up to the first that is torn or damaged."""
+    """Read the lines of steps.jsonl, up to the first one that is incomplete or damaged."""
     try:
         descriptor = open_regular(path)
     except OSError as error:
@@ -146,8 +146,8 @@ def steps(path: Path) -> Iterator[StepRecord]:
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """The lines of a study's journal, without a last one that a crash has torn."""
-    *lines, _ = _content(path, limit=10 * MAX_BYTES).split(b"\n")  # the rest is empty or torn
+    """Read the lines of a study's journal, without a last one that a crash has cut off."""
+    *lines, _ = _content(path, limit=10 * MAX_BYTES).split(b"\n")  # the rest is empty or incomplete
     found = []
     for number, line in enumerate(lines, 1):
         try:
@@ -186,7 +186,7 @@ class _Choices(_Strict):
 
 
 def _inside(name: str) -> str:
-    """Refuse a path that leads out of the study's folder: runs may be deleted there."""
+    """Reject a path that leads out of the study's folder, because runs may be deleted there."""
     if name in ("", ".", "..") or "/" in name or "\\" in name:
         raise ValueError(f"{name!r} is not the name of a folder")
     return name
@@ -271,12 +271,12 @@ def _check(found: Any) -> None:
 
 def _check_text(value: str) -> None:
     if "\0" in value:
-        raise FaultError("a text in it holds a NUL character")
+        raise FaultError("a text in it contains a NUL character")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise FaultError("a text in it holds half a character") from None
+            raise FaultError("a text in it contains half a character") from None
 
 
 def _check_options(found: RunSpec) -> None:
@@ -295,11 +295,11 @@ def _check_choices(found: dict[str, Any]) -> None:
         raise FaultError(_where(error)) from None
     borders = [stage.first for stage in made.stages]
     if borders and (borders[0] != 0 or borders != sorted(set(borders))):
-        raise FaultError("its stages do not follow each other")
+        raise FaultError("its stages are not in order")
 
 
 def _check_record(found: RunRecord) -> None:
-    """Counts and times are not negative and not infinite; lists by rank have an element for each rank."""
+    """Check that counts and times are neither negative nor infinite, and that lists by rank are complete."""
     for name, value in found.model_dump(exclude=set(_OPEN)).items():
         _check_numbers(name, value)
         if isinstance(value, float) and name not in _SIGNED and value < 0:
@@ -309,7 +309,7 @@ def _check_record(found: RunRecord) -> None:
         raise FaultError("phases: there is no rank")
     for name in _BY_RANK:
         if len(getattr(found, name)) not in (0, ranks):
-            raise FaultError(f"{name}: it should be one for each of the {ranks} ranks")
+            raise FaultError(f"{name}: it should have one element for each of the {ranks} ranks")
     if any("bytes" not in operation for traffic in found.traffic for operation in traffic.values()):
         raise FaultError("traffic: an operation has no bytes")
     if any(not 0 <= stale <= MAX_STALENESS for stale in found.staleness):
@@ -329,7 +329,7 @@ def _check_numbers(name: str, value: Any) -> None:
 
 
 def _least(value: float) -> float:
-    """No count is below zero, but a time may be: old versions extrapolated deciles of few steps."""
+    """Counts are not negative, but times may be: old versions extrapolated deciles of few steps."""
     return 0 if isinstance(value, int) else -(2**63)
 
 

@@ -1,4 +1,4 @@
-"""StepRecord and RunRecord: the results of a run, as plain data that is read without torch (law 8)."""
+"""StepRecord and RunRecord: the results of a run as plain data, read without torch (law 8)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class StepRecord:
 
     step: int  # 1 is the first
     epoch: int  # 0 is the first
-    samples: int  # seen so far, this step's included
+    samples: int  # seen so far, including this step
     loss: float  # the mean over this step's global batch, before its update
     lr: float
     seconds: float  # training time so far: evaluation and checkpoints do not count
     phases: dict[str, float] = field(default_factory=dict)  # seconds in this step
-    metric: float | None = None  # where the test set was evaluated after this step
+    metric: float | None = None  # of the evaluation after this step, if there was one
     test_loss: float | None = None
-    worker: int | None = None  # whose update it was, where they make them one by one
-    staleness: int | None = None  # updates since its worker read the parameters; none: not yet applied
-    synchronized: bool = True  # false where a device ran ahead: phases are those of the host
+    worker: int | None = None  # asynchronous strategies: the worker that made this update
+    staleness: int | None = None  # updates since the worker read the parameters; None: not yet applied
+    synchronized: bool = True  # False if the device ran ahead: phases are times of the host
 
     def to_json(self) -> str:
-        """One line of JSON. By hand, because `asdict` copies deeply: half of the overhead of a step."""
+        """One line of JSON, without `asdict`: its deep copies were half of the overhead of a step."""
         fields: dict[str, Any] = {
             "step": self.step,
             "epoch": self.epoch,
@@ -60,8 +60,8 @@ class StepRecord:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """A step from the fields of such a line; TypeError if they are not a step's."""
-        if fields.get("loss", 0.0) is None:  # one worker's, between two averages
+        """Make a step from the fields of a line; TypeError if they are not valid."""
+        if fields.get("loss", 0.0) is None:  # a step between two averages has no common loss
             fields = {**fields, "loss": math.nan}
         made = cls(**fields)
         if not isinstance(made.phases, dict):
@@ -78,18 +78,18 @@ class StepRecord:
 
 
 def _number(value: float | None) -> float | None:
-    """None for what JSON has no number for: infinity and NaN."""
+    """Return None for infinity and NaN, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
 class WorkShare(BaseModel):
-    """One rank's part of the work."""
+    """How much one rank trained."""
 
     model_config = ConfigDict(frozen=True)
 
     samples: int = 0
     steps: int = 0
-    dropped: int = 0  # leases that came too late for their round and were done again
+    dropped: int = 0  # leases that came too late for their round and were repeated
 
 
 class Evaluation(BaseModel):
@@ -100,29 +100,29 @@ class Evaluation(BaseModel):
     step: int
     samples: int
     seconds: float  # training time
-    loss: float | None = None  # mean training loss since the evaluation before; None if it is not finite
+    loss: float | None = None  # mean training loss since the previous evaluation; None if not finite
     metric: float | None = None
     test_loss: float | None = None
-    noise: tuple[float, float] | None = None  # squared gradient, its spread; means since the last
+    noise: tuple[float, float] | None = None  # gradient and spread of Noise, since the previous one
 
 
 class StepTimes(BaseModel):
-    """How long a rank's steps took in this session, without evaluation and without the first steps.
+    """The step times of a rank in this session, without evaluation and without the first steps.
 
     On a CPU every step is timed phase by phase. An asynchronous device is synchronized at each change of
-    phase only in some steps. The phases are those of these steps, which take a little longer; the durations
-    are those of the other steps.
+    phase in some steps only. The phases are from these steps, which take a little longer; the durations are
+    from the other steps.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    steps: int  # that are counted
-    mean: float  # seconds; this and the next three of steps without synchronization, where there are any
+    steps: int  # the number of steps measured
+    mean: float  # seconds; this and the next three from steps without synchronization, if there are any
     low: float  # the first decile: one step of ten was faster
     median: float
     high: float  # the last decile: one step of ten was slower
     phases: dict[str, float]  # seconds per synchronized step, on average
-    synchronized_steps: int | None = None  # on a CPU all steps; None in records of 0.1.0, meaning all
+    synchronized_steps: int | None = None  # on a CPU all steps; None, in records of 0.1.0, means all
 
     @property
     def sampled(self) -> bool:
@@ -133,26 +133,26 @@ class StepTimes(BaseModel):
 class Noise(BaseModel):
     """The noise of gradients, estimated from smaller and larger batches (McCandlish et al. 2018).
 
-    `gradient` and `spread` are means over steps of unbiased estimates of |G|^2 and tr(S): either may come out
-    negative where there are too few steps.
+    `gradient` and `spread` are means over steps of unbiased estimates of |G|^2 and tr(S): with too few steps
+    either may be negative.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    small: float  # samples behind a smaller gradient
-    big: float  # behind the mean of all
+    small: float  # samples per smaller batch
+    big: float  # samples per larger batch
     gradient: float  # squared norm of the true gradient
-    spread: float  # trace of one sample's covariance
+    spread: float  # trace of the covariance of one sample's gradient
     steps: int
 
     @property
     def scale(self) -> float | None:
-        """B_simple, the batch at which noise and signal are equal; None if the estimates do not say."""
+        """B_simple, the batch at which noise and signal are equal; None if an estimate is not positive."""
         return self.spread / self.gradient if self.gradient > 0 and self.spread > 0 else None
 
 
 class RunRecord(BaseModel):
-    """One run, finished or not: the content of result.json."""
+    """The result of a run, finished or not: the content of result.json."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -161,7 +161,7 @@ class RunRecord(BaseModel):
     status: Status
     message: str | None = None
     spec: RunSpec
-    recipe: dict[str, Any]  # the effective one, every option
+    recipe: dict[str, Any]  # with every option, as it was used
     recipe_line: str
     parameters: int
     unit: str
@@ -170,9 +170,9 @@ class RunRecord(BaseModel):
     steps: int
     samples: int
     epochs: float
-    seconds: float  # wall clock from the first step, evaluation and checkpoints included
-    training_seconds: float  # without them
-    samples_per_second: float  # of training time
+    seconds: float  # wall clock from the first step, including evaluation and checkpoints
+    training_seconds: float  # without evaluation and checkpoints
+    samples_per_second: float  # relative to training_seconds
     loss: float | None  # of the last step; None if it is not finite
     metric_name: str
     metric: float | None
@@ -191,20 +191,20 @@ class RunRecord(BaseModel):
     staleness: dict[int, int] = {}  # updates by staleness, in this session
     lost: list[str] = []  # workers that were lost while the others continued
     peak_memory: int  # bytes, the largest rank
-    memory: list[int] = []  # of every rank, before the first checkpoint
-    memory_of: Literal["host", "device"] = "host"  # main memory, or what torch reserved on the GPU
-    host_memory: int | None = None  # bytes of main memory, the largest rank, where `memory` is a GPU's
-    step_times: list[StepTimes | None] = []  # of every rank; None where it made too few steps
+    memory: list[int] = []  # bytes of every rank, before the first checkpoint
+    memory_of: Literal["host", "device"] = "host"  # main memory, or memory that torch reserved on the GPU
+    host_memory: int | None = None  # bytes of main memory, the largest rank, if `memory` is that of a GPU
+    step_times: list[StepTimes | None] = []  # of every rank; None if it made too few steps
     steady_samples_per_second: float | None = None  # in this session, without the first steps
-    timeline: list[list[Span]] = []  # what every rank did in one typical step, or in a few; starts at 0
+    timeline: list[list[Span]] = []  # the phases of every rank in one typical step, or in a few; starts at 0
     noise: Noise | None = None  # with --noise-scale
-    choices: dict[str, Any] = {}  # what a strategy chose by itself, such as the partition of the model
-    resumed: int  # how many times
+    choices: dict[str, Any] = {}  # options that the strategy chose, such as the partition of the model
+    resumed: int  # how many times the run was resumed
     environment: Environment
-    repeat: int = 0  # of a study that runs each cell several times
-    timed: bool = True  # whether nothing else ran on the machine, so that its times count
+    repeat: int = 0  # number of the repeat, in a study that runs each cell several times
+    timed: bool = True  # whether it ran alone on the machine, so that its times count
     higher_is_better: bool | None = None  # of the metric; None in old records
-    machine_noise: float | None = None  # how much slower than its best the machine was around the run
+    machine_noise: float | None = None  # how much slower than at its best the machine was around the run
 
     @property
     def throughput(self) -> float:
@@ -213,7 +213,7 @@ class RunRecord(BaseModel):
 
     @property
     def worker_step_times(self) -> StepTimes | None:
-        """Of the first rank that trains and was not lost."""
+        """The step times of the first rank that trains and was not lost."""
         return next((times for times in self.step_times[self.spec.servers :] if times), None)
 
     @property
@@ -224,7 +224,7 @@ class RunRecord(BaseModel):
         return self.phases_of(next(ranks, 0))
 
     def phases_of(self, rank: int) -> dict[str, float]:
-        """Seconds by phase of a rank; where only some steps were synchronized, divided as in these."""
+        """Seconds by phase of a rank; if only some steps were synchronized, in the proportions of these."""
         phases, times = self.phases[rank], self.step_times[rank] if rank < len(self.step_times) else None
         if times is None or not times.sampled:
             return phases
@@ -234,7 +234,7 @@ class RunRecord(BaseModel):
 
     @property
     def mean_staleness(self) -> float | None:
-        """The mean over all updates; None for synchronous strategies."""
+        """The mean staleness of all updates; None for synchronous strategies."""
         total = sum(self.staleness.values())
         return sum(stale * count for stale, count in self.staleness.items()) / total if total else None
 
@@ -254,7 +254,7 @@ class OneWorker:
 
 @dataclass(frozen=True)
 class Start:
-    """What is known of a run before its first step, for the headline."""
+    """Facts about a run before its first step, for the headline."""
 
     run: str
     spec: RunSpec
@@ -262,7 +262,7 @@ class Start:
     parameters: int
     unit: str
     train_samples: int
-    horizon: int  # samples
+    horizon: int  # samples of the whole schedule
     threads: int
     device: str
     metric_name: str

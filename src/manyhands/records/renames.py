@@ -1,7 +1,7 @@
-"""Names that earlier versions wrote into files, and what they are called now: one table for everything.
+"""Names in files of earlier versions, and their current names, all in one table.
 
 The table is applied to parsed JSON before it is checked against its schema, so all other code knows only
-the current names. Files are written with current names. A file with an old name is not rewritten for that.
+the current names. New files have current names; old files are not rewritten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ File = Literal["record", "step", "checkpoint"]
 
 
 class Rename(NamedTuple):
-    """A name that has changed, and the objects that hold it.
+    """A name that has changed, and where it occurs.
 
     `path` leads from the top of the file to those objects; `*` stands for every element of a list. The name
     is a key of an object, or the first element of a list: a span of a timeline is `["forward", 0.0, 0.1]`.
@@ -35,12 +35,12 @@ RENAMES: dict[File, tuple[Rename, ...]] = {
     "step": (  # a line of steps.jsonl
         Rename(("phases",), "optimiser", "optimizer"),
     ),
-    "checkpoint": (  # the plain state of a checkpoint, beside its tensors
+    "checkpoint": (  # the plain state of a checkpoint, next to its tensors
         Rename(("clock",), "optimiser", "optimizer"),
     ),
 }
 
-_OLD_CELL_KEY = re.compile(r"-[0-9a-f]{8}(-\d+)?$")  # version 0.1.0: eight digits of a spec's id
+_OLD_CELL_KEY = re.compile(r"-[0-9a-f]{8}(-\d+)?$")  # of version 0.1.0: eight digits of a spec's id
 
 
 def update(file: File, fields: Any) -> bool:
@@ -60,7 +60,7 @@ def update(file: File, fields: Any) -> bool:
 def update_cell_keys(
     events: list[dict[str, Any]], keys_of: Callable[[dict[str, Any]], dict[str, str]]
 ) -> list[dict[str, Any]]:
-    """The events of a study's journal, with the keys that cells have now.
+    """Return the events of a study's journal with the current keys of cells.
 
     `keys_of` maps old keys to current ones for the cells of a `study` event. An old key belongs to the
     session that wrote it: in another session the same eight digits may mean another run.
@@ -78,7 +78,7 @@ def update_cell_keys(
 
 
 def _reached(value: Any, path: Sequence[str]) -> Iterator[Any]:
-    """What a path leads to; a file may be damaged, so nothing is assumed of its shape."""
+    """The values at a path; a file may be damaged, so nothing is assumed about its structure."""
     if not path:
         yield value
         return
@@ -92,7 +92,7 @@ def _reached(value: Any, path: Sequence[str]) -> Iterator[Any]:
 
 
 def _rename_key(fields: dict[str, Any], old: str, new: str) -> None:
-    """Rename a key and keep the order of all keys; where both are there, the current one counts."""
+    """Rename a key and keep the order of all keys; if both names exist, the current one counts."""
     items = [
         (new if key == old else key, value)
         for key, value in fields.items()

@@ -1,4 +1,4 @@
-"""The run folder: where each part of a run is kept, written and read back."""
+"""The run folder: which files a run has, and how they are written and read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunFolder:
         return self.path / "steps.jsonl"
 
     def check_links(self) -> None:
-        """Refuse to resume where a file or folder that a run writes to is a link or of another kind."""
+        """Raise a UsageError if a file or folder that a run writes to is a link or of another kind."""
         files = ["spec.json", "spec.sig", "result.json", "choices.json", "environment.json", "steps.jsonl"]
         logs = self.path / "logs"
         inside = sorted(logs.glob("*.log")) if logs.is_dir() and not logs.is_symlink() else []
@@ -80,7 +80,7 @@ class RunFolder:
         return reading.environment(path) if os.path.lexists(path) else None
 
     def steps(self) -> list[StepRecord]:
-        """The steps of the run, up to where a crash or a power cut has torn the file."""
+        """The steps of the run, up to a line that a crash or a power failure has cut off."""
         return list(reading.steps(self.steps_file)) if os.path.lexists(self.steps_file) else []
 
     def create(self) -> None:
@@ -102,22 +102,22 @@ class RunFolder:
         write_atomically(path, content)
 
     def sign(self) -> None:
-        """Sign the spec in this folder: its user trusts it."""
+        """Sign the spec in this folder, because the user trusts it."""
         signatures = signing.signatures(reading.spec_bytes(self.path / "spec.json"))
         if signatures is not None:
             write_atomically(self.path / "spec.sig", signatures)
 
     def write_environment(self, environment: Environment) -> None:
-        """Write the description of the machine."""
+        """Write environment.json."""
         write_atomically(self.path / "environment.json", _pretty(environment.model_dump_json()))
 
     def choices(self) -> dict[str, Any]:
-        """What a strategy chose by itself when the run was last started; empty before that."""
+        """The options that the strategy chose when the run was last started; empty before that."""
         path = self.path / "choices.json"
         return reading.choices(path) if os.path.lexists(path) else {}
 
     def write_choices(self, choices: Mapping[str, Any]) -> None:
-        """Write the choices, if there are any, for a resumed run."""
+        """Write the choices, if there are any, for when the run is resumed."""
         if choices:
             write_atomically(self.path / "choices.json", _pretty(json.dumps(choices)))
 
@@ -128,22 +128,22 @@ class RunFolder:
         (self.path / "result.json").unlink(missing_ok=True)
 
     def write_record(self, record: RunRecord) -> None:
-        """Write the result."""
+        """Write result.json."""
         write_atomically(self.path / "result.json", _pretty(record.model_dump_json()))
 
     def keep_steps(self, last: int) -> None:
-        """Cut the journal after a step: a resumed run writes the steps that it repeats."""
+        """Truncate steps.jsonl after a step: a resumed run repeats and writes the later ones."""
         kept = [record.to_json() for record in self.steps() if record.step <= last]
         write_atomically(self.steps_file, "".join(f"{line}\n" for line in kept).encode())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for this process; a UsageError names the process that has it."""
+        """Lock the folder for this process; a UsageError names the process that holds the lock."""
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
             path = path / ".lock"
-            # a stranger's folder may hold a link to any file of ours, and the lock is written to
+            # the lock is written to, and a stranger's folder may contain a link to any file of ours
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise cannot_write(path, error) from error
@@ -158,7 +158,7 @@ class RunFolder:
 
     def remove_if_empty(self) -> None:
         """Remove the locked folder, if nothing was written to it."""
-        with contextlib.suppress(OSError):  # it holds files: then it stays
+        with contextlib.suppress(OSError):  # it contains files, so it stays
             (self.path / ".lock").unlink()
             self.path.rmdir()
 

@@ -1,7 +1,7 @@
-"""Signatures of specs: whether this account has started the run in a folder (a file's owner is no proof).
+"""Signatures of specs show that this account has started a run (the owner of a file is no proof).
 
-A random key of the account's own lies in its configuration folder; a run's spec.json is signed with it
-(HMAC-SHA256 of its bytes). The signature is of the content: a folder that is moved or copied keeps it.
+The account has a random key in its configuration folder, and signs the spec.json of each run with it
+(HMAC-SHA256 of its bytes). Only the content is signed: a folder may be moved or copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NoKeyError(ManyhandsError):
 
 
 def key_path() -> Path:
-    """`~/.config/manyhands/key`, or below XDG_CONFIG_HOME."""
+    """`~/.config/manyhands/key`, or `manyhands/key` in XDG_CONFIG_HOME."""
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     try:
         base = Path(configured) if Path(configured).is_absolute() else Path.home() / ".config"
@@ -44,9 +44,9 @@ def why_not() -> str | None:
 
 
 def signatures(content: bytes, before: bytes | None = None) -> bytes | None:
-    """A line for a spec, and one for the spec that it replaces: a crash between two files breaks neither.
+    """Return a line for a spec and one for the spec that it replaces; None if nothing can be signed.
 
-    None if nothing can be signed.
+    With both lines the folder is valid after a crash between the writes of spec.sig and spec.json.
     """
     try:
         key = _key()
@@ -57,7 +57,7 @@ def signatures(content: bytes, before: bytes | None = None) -> bytes | None:
 
 
 def is_signed(content: bytes, signature: Path) -> bool:
-    """Whether a line of this file is this account's signature of the content."""
+    """Whether a line of the file `signature` is this account's signature of the content."""
     try:
         lines = read_regular(signature, most=1_000).decode("ascii", errors="replace").split()
         digest = _digest(_key(create=False), content)
@@ -77,11 +77,11 @@ def _key(*, create: bool = True) -> bytes:
             _create(path)
         return _read(path)
     except OSError as error:
-        raise NoKeyError(f"cannot read or make {path}: {(error.strerror or str(error)).lower()}") from None
+        raise NoKeyError(f"cannot read or create {path}: {(error.strerror or str(error)).lower()}") from None
 
 
 def _read(path: Path) -> bytes:
-    """The key, if it belongs to this account only."""
+    """Read the key; raise NoKeyError if another account owns it or may read it."""
     with os.fdopen(open_regular(path), "rb") as file:
         about = os.fstat(file.fileno())
         key = file.read(LENGTH + 1)
@@ -89,14 +89,16 @@ def _read(path: Path) -> bytes:
         if about.st_uid != os.getuid():
             raise NoKeyError(f"{path} belongs to another account")
         if stat.S_IMODE(about.st_mode) & 0o077:
-            raise NoKeyError(f"{path} is open to other accounts: remove it, and the next run makes another")
+            raise NoKeyError(
+                f"{path} is open to other accounts: remove it, and the next run creates a new one"
+            )
     if len(key) != LENGTH:
-        raise NoKeyError(f"{path} is not a key: remove it, and the next run makes another")
+        raise NoKeyError(f"{path} is not a key: remove it, and the next run creates a new one")
     return key
 
 
 def _create(path: Path) -> None:
-    """Create the key atomically; of two processes that do so, the first one wins."""
+    """Create the key atomically; if two processes do so at once, the first one wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid():
         raise NoKeyError(f"{path.parent} belongs to another account")

@@ -1,4 +1,4 @@
-"""RunSpec: one point on every axis, checked, frozen, and the same everywhere it is written down."""
+"""RunSpec: all settings of a run, validated and immutable."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from manyhands.core.registry import reason_of
 from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
 from manyhands.core.registry.transports import TRANSPORTS
 
-DIGITS = 12  # of an id; with 8, ten thousand cells of a study had a chance of 1 % that two were alike
+DIGITS = 12  # of an id; with 8, two of ten thousand cells had the same id with a probability of 1 %
 OLD_DIGITS = 8  # of an id that version 0.1.0 wrote
 
 
 def same_id(one: str, other: str) -> bool:
-    """Whether two ids name one spec: an old one of 8 digits is the beginning of the new one of 12."""
+    """Whether two ids belong to one spec: an old id of 8 digits is the beginning of the new one of 12."""
     short, long = sorted((one, other), key=len)
     return one == other or ((len(short), len(long)) == (OLD_DIGITS, DIGITS) and long.startswith(short))
 
 
-# Larger values are slips, too large for a counter, a clock or any machine. The limits of this machine are
-# checked where a run is started (runs/checks.py).
+# Larger values are mistakes: they exceed any counter, clock or machine. The limits of this machine are
+# checked when a run is started (runs/checks.py).
 MOST: dict[str, int] = {
     "workers": 65_536,
     "threads": 1_024,
@@ -47,10 +47,10 @@ MOST: dict[str, int] = {
 
 
 class RunSpec(BaseModel):
-    """Everything that decides what a run computes. `None` means: the task decides.
+    """All settings of a run. `None` means that the task decides.
 
-    Only `batch` counts samples of the optimizer's step, and it is global (law 1): it is divided over
-    `workers` and, in each of them, over `accumulate` micro-batches.
+    `batch` is the number of samples per optimizer step over all workers (law 1): it is divided over `workers`
+    and, in each of them, over `accumulate` micro-batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -68,7 +68,7 @@ class RunSpec(BaseModel):
     recipe: str | None = None
     recipe_options: dict[str, Any] = {}
     epochs: float | None = None  # the horizon of the schedule and the first budget
-    samples: int | None = None  # further budgets: the first one that is spent ends the run
+    samples: int | None = None  # further budgets: the first one that is used up ends the run
     seconds: float | None = None
     target: float | None = None
     stop_at_target: bool = False
@@ -76,23 +76,23 @@ class RunSpec(BaseModel):
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     sync_batchnorm: bool = False  # statistics over the global batch; otherwise over each worker's share
-    offload: Literal["none", "all", "conv", "auto"] = "none"  # activations moved away until backward
+    offload: Literal["none", "all", "conv", "auto"] = "none"  # activations moved out of memory until backward
     memory: int | None = None  # bytes that each worker may use, with offload auto
     offload_to: str | None = None  # the folder for activations on disk
-    noise_scale: bool = False  # compare gradients of parts of a batch with the whole
+    noise_scale: bool = False  # compare gradients of parts of a batch with that of the whole batch
     device: Literal["auto", "cpu", "cuda"] = "auto"
     checkpoint_every: float = 60.0  # seconds; 0 is after every step
-    keep: int = 3  # checkpoints
-    timeout: float | None = None  # seconds without progress that count as a hang; None adapts to the steps
+    keep: int = 3  # number of checkpoints
+    timeout: float | None = None  # seconds without progress that count as a hang; None: from the step times
     restarts: int = 0  # from the last checkpoint after a worker failed; asynchronous: of that worker alone
-    strict: bool = False  # the loss of a worker ends the run, even if the others could go on
+    strict: bool = False  # the loss of a worker ends the run, even if the others could continue
 
     # These fields do not change what a run computes: they are not part of its id and may change on resume.
     incidental: ClassVar[frozenset[str]] = frozenset(
         {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict", "offload_to"}
     )
     # These change it by rounding at most: they are part of the id, so that a study can compare them, but may
-    # change on resume, and the sample sequence goes on (law 6).
+    # change on resume, and the sample sequence continues (law 6).
     placement: ClassVar[frozenset[str]] = frozenset(
         {
             "strategy",
@@ -122,7 +122,7 @@ class RunSpec(BaseModel):
     @classmethod
     def _some_memory(cls, value: int | None) -> int | None:
         if value is not None and value < 1:
-            raise ValueError(f"must be more than nothing, got {shown(value)}")
+            raise ValueError(f"must be at least 1 byte, got {shown(value)}")
         return value
 
     @field_validator("restarts")
@@ -182,20 +182,20 @@ class RunSpec(BaseModel):
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         if not isinstance(fields, dict):
-            raise UsageError(f"a spec is an object of settings, got {fields!r}")
+            raise UsageError(f"a spec must be a JSON object, got {fields!r}")
         return cls.of(**fields)
 
     def to_json(self) -> str:
-        """All fields, for a file."""
+        """All fields as JSON."""
         return self.model_dump_json(indent=2)
 
     def replace(self, **fields: Any) -> Self:
-        """The same spec with some fields changed, checked again."""
+        """Return a copy with some fields changed, validated again."""
         return type(self).of(**{**self.model_dump(), **fields})
 
     @property
     def content(self) -> str:
-        """What makes it this computation and no other, as one text.
+        """The fields that determine the computation, as one text.
 
         Fields at their defaults are left out, so that a field added in a later version changes no old id.
         """
@@ -204,17 +204,17 @@ class RunSpec(BaseModel):
 
     @property
     def id(self) -> str:
-        """Twelve digits that are the same for the same content."""
+        """Twelve hexadecimal digits, a hash of `content`."""
         return hashlib.sha256(self.content.encode()).hexdigest()[:DIGITS]
 
     @property
     def name(self) -> str:
-        """A folder's name for it: `mnist-cnn-7f3a2b1c09de`, or `spirals-0b1c2d3e4f5a` for file.py:spirals."""
+        """The name of its folder: `mnist-cnn-7f3a2b1c09de`, or `spirals-0b1c2d3e4f5a` for file.py:spirals."""
         return f"{self._stem}-{self.id}"
 
     @property
     def old_name(self) -> str:
-        """The name that version 0.1.0 gave it, so that its folders can be resumed."""
+        """The name of its folder in version 0.1.0, so that such folders can be resumed."""
         return f"{self._stem}-{self.id[:OLD_DIGITS]}"
 
     @property
@@ -223,60 +223,60 @@ class RunSpec(BaseModel):
 
     @property
     def task_file(self) -> Path | None:
-        """The user's own file that defines the task; none for a built-in task."""
+        """The user's file that defines the task; None for a built-in task."""
         return file_of(self.task)
 
     def alone(self, **fields: Any) -> Self:
-        """The same with one worker in this process: the null member of every axis."""
+        """Return a copy with one worker in this process: strategy single, transport solo, launcher inline."""
         null = {name: type(self).model_fields[name].default for name in _WHO_WORKS}
         return self.replace(**{**null, **fields})
 
     @property
     def traits(self) -> StrategyEntry:
-        """What is known of its strategy; of one that this version does not have, nothing."""
+        """The registry entry of the strategy; `UNKNOWN` if this version does not have it."""
         return STRATEGIES.get(self.strategy, UNKNOWN)
 
     @property
     def servers(self) -> int:
-        """Ranks that hold the parameters and do not train."""
+        """The number of ranks that hold parameters and do not train."""
         return int(self.strategy_options.get("servers", 1)) if self.traits.serves else 0
 
     @property
     def round_workers(self) -> int | None:
-        """Workers that a synchronous round of a server waits for; None where there are no such rounds."""
+        """The number of workers that a server's synchronous round waits for; None without such rounds."""
         backup = self.strategy_options.get("backup") if self.traits.serves else None
         return None if backup is None else self.workers - int(backup)
 
     @property
     def ranks(self) -> int:
-        """Processes of the run: those that train and those that serve."""
+        """The number of processes: workers and servers."""
         return self.servers + self.workers
 
     @property
     def stages(self) -> int:
-        """Parts of the model, one worker each; 1 where every worker has all of it."""
+        """The number of pipeline stages, one worker each; 1 if every worker has the whole model."""
         return int(self.strategy_options.get("stages") or self.workers) if self.traits.staged else 1
 
     @property
     def named_transport(self) -> str | None:
-        """The transport if a title must name it: workers of one host that share memory are the usual case."""
+        """The transport, if titles should name it; None in the usual cases: one rank, or shared memory."""
         row = TRANSPORTS.get(self.transport)
         usual = row is not None and (row.one_rank or row.shared_memory)
         return None if usual else self.transport
 
     @property
     def replicas(self) -> int:
-        """Copies of the model that train side by side, each with a share of the batch."""
+        """The number of copies of the model, each of which trains on a share of the batch."""
         return self.workers // self.stages
 
     @property
     def micro_batches(self) -> int:
-        """Parts of each replica's share of the batch."""
+        """The number of parts of each replica's share of the batch."""
         return int(self.strategy_options.get("micro_batches") or self.accumulate)
 
     @property
     def division(self) -> str:
-        """Law 1 in one line: `batch 512 = 2 workers x 128 x 2 accumulated`."""
+        """How the batch is divided (law 1): `batch 512 = 2 workers x 128 x 2 accumulated`."""
         if self.batch is None:
             return f"{self.workers} workers"
         if self.stages > 1:
@@ -293,11 +293,11 @@ class RunSpec(BaseModel):
         return f"batch {self.batch} = {workers} x {share}{accumulated}{serving}"
 
     def differences(self, other: RunSpec) -> list[str]:
-        """What makes the other spec another computation: `batch 256 -> 512`."""
+        """Changes from this spec to another that change the computation: `batch 256 -> 512`."""
         return self._changes(other, lambda name: not self._is_placement(name))
 
     def moves(self, other: RunSpec) -> list[str]:
-        """What only changes where the same computation runs: `workers 4 -> 2`."""
+        """Changes from this spec to another that only change where it is computed: `workers 4 -> 2`."""
         return self._changes(other, self._is_placement)
 
     def _is_placement(self, name: str) -> bool:
@@ -313,7 +313,7 @@ class RunSpec(BaseModel):
         return [f"{name} {_plain(old)} -> {_plain(new)}" for name, old, new in pairs if old != new]
 
     def _flat(self) -> dict[str, str]:
-        """Every setting under one name, its value as JSON (where 1, 1.0 and true are three things)."""
+        """Every setting by name, its value as JSON (in which 1, 1.0 and true are different)."""
         fields = self.model_dump(mode="json", exclude=set(self.incidental))
         options = {f"option {key}": value for key, value in fields.pop("options").items()}
         recipe = {f"recipe.{key}": value for key, value in fields.pop("recipe_options").items()}
@@ -324,7 +324,7 @@ class RunSpec(BaseModel):
 
 
 def file_of(task: str) -> Path | None:
-    """The file of `path/to/file.py:name`; none for the name of a built-in task."""
+    """The file of `path/to/file.py:name`; None for the name of a built-in task."""
     if ".py" not in task:
         return None
     path = Path(task.rpartition(":")[0] if ".py:" in task else task)

@@ -25,16 +25,16 @@ class Cell(NamedTuple):
 
     spec: RunSpec
     repeat: int = 0
-    timed: bool = True  # nothing else runs on the machine
+    timed: bool = True  # it runs alone on the machine
 
     @property
     def key(self) -> str:
-        """Its name in the journal, and its folder's: `mnist-mlp-7f3a2b1c09de`, the second time `...-2`."""
+        """Its name in the journal and as a folder: `mnist-mlp-7f3a2b1c09de`, for a repeat `...-2`."""
         return self.spec.name + self._time
 
     @property
     def old_key(self) -> str:
-        """The same in a journal of version 0.1.0."""
+        """The key in a journal of version 0.1.0."""
         return self.spec.old_name + self._time
 
     @property
@@ -42,18 +42,18 @@ class Cell(NamedTuple):
         return "" if self.repeat == 0 else f"-{self.repeat + 1}"
 
     def to_json(self) -> dict[str, Any]:
-        """For the journal."""
+        """The cell as an object for the journal."""
         spec = self.spec.model_dump(mode="json", exclude_defaults=True)
         return {"spec": spec, "repeat": self.repeat, "timed": self.timed}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Cell:
-        """The cell that `to_json` wrote."""
+        """Read what `to_json` returned."""
         return cls(RunSpec.of(**fields["spec"]), fields["repeat"], fields["timed"])
 
 
 class Without(NamedTuple):
-    """A cell without a record, and why."""
+    """A cell without a record, and the reason."""
 
     cell: Cell
     reason: str
@@ -69,27 +69,27 @@ class Calibration(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """A study, finished or not: plain data for analyses, tables and reports."""
+    """The results of a study, finished or not: plain data for analyses, tables and reports."""
 
     folder: Path
     name: str
     title: str
     about: str = ""  # a sentence or two from the study's file
-    claim: str | None = None  # which published claim it settles
+    claim: str | None = None  # the published claim that it tests
     price: float | None = None  # per worker and hour
     currency: str = "$"
     command: list[str] = field(default_factory=list)
     records: list[RunRecord] = field(default_factory=list)
     failed: list[Without] = field(default_factory=list)
     excluded: list[Without] = field(default_factory=list)
-    left: list[Without] = field(default_factory=list)  # not run yet, or no time left
-    repeated: list[RunRecord] = field(default_factory=list)  # measured under heavy noise, and measured again
+    left: list[Without] = field(default_factory=list)  # not run yet, or the time was up
+    repeated: list[RunRecord] = field(default_factory=list)  # measured under heavy noise and then repeated
     calibrations: list[Calibration] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """`journal.jsonl`, and one run folder per cell; the report is drawn beside them."""
+    """The folder of a study: `journal.jsonl`, one run folder per cell, and the report."""
 
     path: Path
 
@@ -99,14 +99,14 @@ class StudyFolder:
         return self.path / "journal.jsonl"
 
     def events(self) -> list[dict[str, Any]]:
-        """All events of the journal, without a last line that a crash has torn."""
+        """All events of the journal, without a last line that a crash has cut off."""
         if not os.path.lexists(self.journal):
             return []
         return renames.update_cell_keys(reading.events(self.journal), _new_keys)
 
     @contextmanager
     def writing(self) -> Iterator[JournalWriter]:
-        """Append to the journal; a second process gets a UsageError."""
+        """Open the journal for appending; raise a UsageError if another process has it open."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(self.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -115,30 +115,30 @@ class StudyFolder:
         with os.fdopen(descriptor, "a+b") as file:
             if not file_locks.take(descriptor):
                 raise UsageError(
-                    f"{self.path} is being studied by another process: wait for it, or choose another --out"
+                    f"{self.path} is in use by another process: wait for it, or choose another --out"
                 )
             yield JournalWriter(self.journal, file)
 
     def read(self) -> Results:
-        """The study so far; a folder of runs without a journal is a study without a name."""
+        """Return the results so far; a folder of runs without a journal is read as a study, too."""
         events = self.events()
         if not any(event["event"] == "study" for event in events):
-            return self._loose()
+            return self._without_journal()
         return _Reader(self, events).results()
 
     def record(self, event: dict[str, Any], cell: Cell | None = None) -> RunRecord | None:
-        """The record of an event, with what only the study knows; None if its folder is gone."""
+        """The record of an event, with the fields that only the study knows; None if its folder is gone."""
         run = RunFolder(self.path / event["run"])
         record = run.record() if run.exists() else None
         if record is None:
             return None
         more: dict[str, Any] = {"run": str(run.path), "machine_noise": event.get("noise")}
         if cell is not None:
-            # a cell that ran beside others, when its times did not count, has no times now
+            # the times of a cell that ran next to others do not count
             more |= {"repeat": cell.repeat, "timed": cell.timed and event.get("timed", True)}
         return record.model_copy(update=more)
 
-    def _loose(self) -> Results:
+    def _without_journal(self) -> Results:
         records = self._records()
         if not records:
             raise UsageError(f"{self.path} holds no study and no runs with a result")
@@ -149,25 +149,25 @@ class StudyFolder:
             raise UsageError(f"there is no folder {self.path}")
         folders = [RunFolder(path) for path in sorted(self.path.iterdir()) if path.is_dir()]
         found = [(folder, folder.record()) for folder in folders if folder.exists()]
-        # where it is now: the path in the file may be outdated or invented
+        # the path of the folder as it is now: the one in the file may be outdated or wrong
         return [record.model_copy(update={"run": str(folder.path)}) for folder, record in found if record]
 
 
 def _new_keys(event: dict[str, Any]) -> dict[str, str]:
-    """From the keys of version 0.1.0 to the current ones, for the cells of a `study` event."""
+    """Map keys of version 0.1.0 to current keys, for the cells of a `study` event."""
     cells = [Cell.from_json(fields) for fields in event["cells"]]
     return {cell.old_key: cell.key for cell in cells}
 
 
 class JournalWriter:
-    """Appends events; each is on the disk before `write` returns."""
+    """Appends events to the journal; each is on disk before `write` returns."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
         end = file.seek(0, os.SEEK_END)
         file.seek(0)
         complete = file.read().rfind(b"\n") + 1
-        if complete < end:  # a crash has torn the last line
+        if complete < end:  # a crash has cut off the last line
             file.truncate(complete)
 
     def write(self, event: str, **fields: Any) -> None:
@@ -183,13 +183,13 @@ class JournalWriter:
 
 
 class _Reader:
-    """Replays the journal: the last event of a cell counts."""
+    """Replays the journal; for each cell the last event counts."""
 
     def __init__(self, folder: StudyFolder, events: list[dict[str, Any]]) -> None:
         self._folder, self._events = folder, events
         self._study: dict[str, Any] = {}
         self._ended: dict[str, dict[str, Any]] = {}
-        self._over: str | None = None  # why the last session left cells
+        self._over: str | None = None  # why the last session did not run all cells
         self._noisy: list[dict[str, Any]] = []
         self._calibrations: list[Calibration] = []
         for event in events:

@@ -1,4 +1,4 @@
-"""Resuming a folder that may come from a stranger: what it may import, whose its result is."""
+"""Checks before a run is resumed from a folder that may come from a stranger."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from manyhands.records.spec import RunSpec
 
 
 def check_trust(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Callable[[str], None]) -> None:
-    """Announce the task file that a folder makes us import; refuse it where the folder is not trusted."""
+    """Announce the task file that resuming imports; raise a UsageError if the folder is not trusted."""
     if stored.task_file is None:
         return
     file = stored.task_file.absolute()
     if not trusted:
         why = (
-            "its signature is not of this account, or not of this spec.json"
+            "its signature was not made by this account, or not for this spec.json"
             if os.path.lexists(folder.path / "spec.sig")
-            else "another account, or a version of manyhands that signed nothing, has started it"
+            else "it was started by another account, or by a version of manyhands that did not sign runs"
         )
         raise UsageError(
-            f"{folder.path} is not known to be yours ({why}), and going on imports {file}: look at that "
-            "file, and if you trust it, add --trust"
+            f"{folder.path} is not known to be yours ({why}), and resuming it imports {file}: look at "
+            "that file, and if you trust it, add --trust"
         )
     notice(f"importing {file}, the task file of {folder.path}")
 
 
 def warn_if_unsigned(spec: RunSpec, notice: Callable[[str], None]) -> None:
-    """Notify that the account has no key, where resuming will need it."""
+    """Report that the account has no key, if resuming the run would need one."""
     if spec.task_file is not None and (reason := signing.why_not()):
-        notice(f"{reason}; so the run cannot be signed, and to go on with it will take --trust")
+        notice(f"{reason}; so the run cannot be signed, and resuming it will need --trust")
 
 
 def own_result(folder: RunFolder, before: RunSpec, notice: Callable[[str], None]) -> RunRecord | None:
-    """The result of a run that is resumed; None if it is damaged or belongs to another run."""
+    """Return the earlier result of a run that is resumed; None if it is damaged or of another run."""
     try:
         record = folder.record()
     except ManyhandsError as error:
-        notice(f"{error}; going on without it")
+        notice(f"{error}; continuing without it")
         return None
     if record is not None and record.spec.id != before.id:
         other = f"of another run ({record.spec.task}, {record.spec.id})"
-        notice(f"{folder.path / 'result.json'} is {other}; going on without it")
+        notice(f"{folder.path / 'result.json'} is {other}; continuing without it")
         return None
     return record

@@ -1,1 +1,1 @@
-"""A study as charts, tables and one page that works offline: drawn from records, never from runs (law 8)."""
+"""A study as charts, tables and one HTML page that works offline, made from records alone (law 8)."""

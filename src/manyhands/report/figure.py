@@ -1,4 +1,4 @@
-"""What a chart is before it is drawn: panels of numbers with a sentence, each readable without seeing it."""
+"""A chart before it is drawn: panels with their data, a sentence, and a text alternative."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ View = alt.Chart | alt.LayerChart
 
 
 class Panel(NamedTuple):
-    """One drawing of a figure: a view that reads `data` by name."""
+    """One plot of a figure: an Altair view that reads `data` by name."""
 
     title: str
     view: View
-    data: Mapping[str, list[Row]]  # the first is what the table shows
-    text: str  # what somebody who cannot see it is told
+    data: Mapping[str, list[Row]]  # `rows` is also shown as a table
+    text: str  # the text alternative, for screen readers
     height: int = 260
-    step: int = 0  # of rows that are bands: the height per row, so that fewer rows need less
+    step: int = 0  # height per band, for panels with a row per cell; replaces `height`
     wide: bool = False
 
     def chart(self, width: int | str = 420) -> View:
-        """The view by itself, with a size; its data is added by whoever puts it on paper."""
+        """Return the view with a size; the caller adds the data."""
         height = alt.Step(self.step) if self.step else self.height
         return self.view.properties(width=width, height=height, description=self.text)
 
 
 class Figure(NamedTuple):
-    """What one question is answered with."""
+    """The panels that answer one question."""
 
-    sentence: str  # what to see, in these results
+    sentence: str  # what these results show
     panels: list[Panel]
-    left_out: str = ""  # what is not drawn, and where it is
+    left_out: str = ""  # what is not drawn, and where to find it
 
 
 class Chart(NamedTuple):
-    """A row of the registry."""
+    """A row of the registry of charts."""
 
     name: str
     heading: str
-    reading: str  # how the drawing is read, whatever the results
-    figure: Callable[[Findings], Figure | None]  # none: the study has nothing to show here
+    reading: str  # how to read the chart, for any results
+    figure: Callable[[Findings], Figure | None]  # None: the study has no numbers for it
 
 
 def altair_chart(figure: Figure, heading: str = "") -> alt.ConcatChart:
-    """The panels side by side as one chart that shows in a notebook."""
+    """Return the panels side by side as one chart, for a notebook."""
     chart, data = arranged(figure, heading)
     return chart.properties(datasets=data)
 
 
 def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[str, list[Row]]]:
-    """The same with its data apart, which altair would copy and look through row by row."""
+    """Return the chart and its data separately: altair would copy and check the data row by row."""
     views: list[View] = []
     data: dict[str, list[Row]] = {}
     for number, panel in enumerate(figure.panels):
@@ -68,7 +68,7 @@ def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[s
     chart = chart.resolve_scale(color="independent", shape="independent", strokeDash="independent")
     look = palette.config()
     look["padding"] = 14
-    look["legend"]["columns"] = 7 if wide else 4  # a longer one would push the panels apart
+    look["legend"]["columns"] = 7 if wide else 4  # a wider legend would push the panels apart
     chart = chart.properties(config=look)
     if heading:
         chart = chart.properties(title=alt.TitleParams(heading, fontSize=17, offset=16))
@@ -76,7 +76,7 @@ def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[s
 
 
 def _renamed(view: View, names: Mapping[str, str]) -> View:
-    """The same view reading its rows under other names, so that panels do not read each other's."""
+    """Return a copy of the view with other names for its data, so that names of panels do not collide."""
     copied = view.copy(deep=True)
     for part in [copied, *getattr(copied, "layer", [])]:
         if isinstance(part.data, alt.NamedData):
@@ -84,11 +84,11 @@ def _renamed(view: View, names: Mapping[str, str]) -> View:
     return copied
 
 
-RECORDS = "the runs' result.json"  # what is no number of a table
+RECORDS = "the runs' result.json"  # where to find what results.csv does not contain
 
 
 def limited(left: int, what: str, where: str = "results.csv") -> str:
-    """`12 further runs are not drawn; all are in results.csv.`, or nothing."""
+    """`12 further runs are not drawn; all are in results.csv.`, or an empty text."""
     if left <= 0:
         return ""
     verb = "is" if left == 1 else "are"
@@ -96,7 +96,7 @@ def limited(left: int, what: str, where: str = "results.csv") -> str:
 
 
 def tidy(number: float | None) -> float | None:
-    """Five digits are more than anybody sees, and keep the page small."""
+    """Round to five digits, which keeps the page small; None for NaN and infinity."""
     if number is None or number != number or number in (float("inf"), float("-inf")):
         return None
     return float(f"{number:.5g}")

@@ -1,4 +1,4 @@
-"""The analyses of one study, each made once, for all charts, tables and sentences that need it."""
+"""The analyses of one study, each computed once for all charts, tables and sentences."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from manyhands.report import palette
 
 
 class Findings:
-    """Numbers about a study; nothing is drawn here."""
+    """The analyses of one study, computed on first use."""
 
-    most_tasks = 6  # that get panels of their own
+    most_tasks = 6  # tasks with panels of their own
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -41,18 +41,18 @@ class Findings:
 
     @cached_property
     def variants(self) -> list[str]:
-        """Of all records, `single` first."""
+        """The variants of all records, `single` first."""
         found = dict.fromkeys(groups.variant(record) for record in self.records)
         return sorted(found, key=lambda name: name != ONE_WORKER)
 
     @cached_property
     def looks(self) -> dict[str, palette.Look]:
-        """How each variant is drawn."""
+        """Color, shape and dash of each variant."""
         return palette.looks(self.variants)
 
     @cached_property
     def by_run(self) -> dict[str, RunRecord]:
-        """Records by their folder."""
+        """Records by run folder."""
         return {record.run: record for record in self.records}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Results in a notebook: records, a data frame, and charts that show themselves."""
+"""Results in a notebook: records, a data frame and charts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load(path: str | Path) -> RunRecord | StudyResults:
-    """The record of a run, or the results of a study, read from a folder; nothing is executed (law 9)."""
+    """Read the record of a run, or the results of a study, from a folder; no code is executed (law 9)."""
     path = Path(path)
     folder = RunFolder(path)
     if not folder.exists() and _holds_runs(path):
@@ -42,7 +42,7 @@ def _holds_runs(path: Path) -> bool:
 
 
 class StudyResults:
-    """A study to work with: `records`, `frame()`, `chart(name)`, `answers`, `report()`."""
+    """The results of a study: `records`, `frame()`, `chart(name)`, `answers`, `report()`."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -54,7 +54,7 @@ class StudyResults:
 
     @cached_property
     def findings(self) -> Findings:
-        """The analyses, each made when it is first asked for."""
+        """The analyses of the study, computed on first use."""
         from manyhands.report.findings import Findings
 
         return Findings(self.results)
@@ -68,7 +68,7 @@ class StudyResults:
 
     @property
     def charts(self) -> list[str]:
-        """The names of the charts for which this study has numbers."""
+        """The names of the charts that can be drawn from this study."""
         return list(self._figures)
 
     @property
@@ -77,7 +77,7 @@ class StudyResults:
         return [answer.text for answer in self.findings.answers]
 
     def frame(self) -> pd.DataFrame:
-        """Every run as a row."""
+        """Return a pandas data frame with one row per run."""
         try:
             import pandas as pd
         except ImportError:
@@ -85,7 +85,7 @@ class StudyResults:
         return pd.DataFrame(self.findings.rows)
 
     def chart(self, name: str) -> alt.ConcatChart:
-        """A chart by its name; in a notebook it shows itself."""
+        """Return a chart by name; a notebook displays it."""
         from manyhands.report.charts import CHARTS
         from manyhands.report.figure import altair_chart
 
@@ -101,7 +101,7 @@ class StudyResults:
         return f"it has: {', '.join(self.charts) or 'none'}"
 
     def report(self, out: Path | str | None = None) -> Path:
-        """Draw the page again and return its path."""
+        """Write the report again and return the path of its page."""
         from manyhands.report.page import draw
 
         return draw(self.results, Path(out) if out is not None else None)
@@ -110,7 +110,7 @@ class StudyResults:
         return f"StudyResults({self.results.name!r}, {formatting.plural(len(self.records), 'run')})"
 
     def _repr_html_(self) -> str:
-        """The answer, what else there is, and each strategy at its best."""
+        """The answers, the best result of each strategy, and the names of the charts."""
         answers = "".join(
             f"<p style='font-size:1.1em;margin:.3em 0'>{escape(text)}</p>" for text in self.answers
         )

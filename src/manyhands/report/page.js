@@ -2,13 +2,13 @@
 (() => {
   const root = document.documentElement;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const hidden = new Set(); // variants that the reader switched off
-  const drawn = new Map(); // element -> what vega gave for it
-  const stale = new Set(); // elements that are to be drawn (again) when they come near
+  const hidden = new Set(); // variants that are switched off
+  const drawn = new Map(); // element -> result of vegaEmbed
+  const stale = new Set(); // elements to draw (again) when they come near the viewport
   const count = { drawn: 0, failed: 0 };
-  window.manyhands = { count, data }; // for whoever looks at this page by program
+  window.manyhands = { count, data }; // for scripts that inspect this page
 
-  // Light or dark: colors are CSS variables, so that charts follow without being drawn again.
+  // Light or dark: colors are CSS variables, so charts follow without being drawn again.
   const store = (() => { try { return window.localStorage; } catch { return null; } })();
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const chosen = () => { try { return store && store.getItem("manyhands-theme"); } catch { return null; } };
@@ -17,15 +17,15 @@
   system.addEventListener("change", theme);
   document.getElementById("theme").addEventListener("click", () => {
     const next = root.dataset.theme === "dark" ? "light" : "dark";
-    try { store && store.setItem("manyhands-theme", next); } catch { /* a page that may store nothing */ }
+    try { store && store.setItem("manyhands-theme", next); } catch { /* the page may not store anything */ }
     root.dataset.theme = next;
   });
 
-  // Rows travel as columns and rows of values; a chart gets objects, without what is switched off.
+  // Data is stored as column names and rows of values; a chart gets objects, without variants that are switched off.
   const whole = (table) => table.rows.map((row) => Object.fromEntries(table.columns.map((name, k) => [name, row[k]])));
   const seen = (rows) => rows.filter((row) => !hidden.has(row.variant));
 
-  // Legends tell only what is shown: a scale by variant loses those that are switched off.
+  // Legends show only what is drawn: variants that are switched off are removed from scales.
   const narrowed = (node) => {
     if (Array.isArray(node)) return node.map(narrowed);
     if (node === null || typeof node !== "object") return node;
@@ -41,7 +41,7 @@
   const panel = (element) => data.panels[Number(element.dataset.panel)];
   const parts = (spec) => [spec, ...(spec.layer || [])].map((part) => part.encoding || {});
 
-  // Vega does not wrap legends: as many columns as the names leave room for, each as wide as its longest.
+  // Vega does not wrap legends: use as many columns as fit, each as wide as its longest name.
   const columns = (names, room) => {
     for (let n = names.length; n > 1; n -= 1) {
       const widths = Array(n).fill(0);
@@ -66,7 +66,7 @@
     if (before) before.finalize();
     drawn.delete(element);
     if (datasets.rows.length === 0) {
-      element.innerHTML = '<p class="empty">nothing of this is shown: its strategies are switched off</p>';
+      element.innerHTML = '<p class="empty">nothing to show: all strategies of this chart are switched off</p>';
       return;
     }
     try {
@@ -74,7 +74,7 @@
       const spec = { ...narrowed(mine.spec), datasets, width: "container", autosize: fit };
       const band = spec.height.step ? parts(spec).map((encoding) => encoding.y?.field).find(Boolean) : null;
       const bands = band ? [...new Set(datasets.rows.map((row) => row[band]))] : [];
-      if (band) spec.height = spec.height.step * bands.length; // as high as what is left needs
+      if (band) spec.height = spec.height.step * bands.length; // as high as the remaining rows need
       const held = document.createElement("div");
       element.replaceChildren(held);
       drawn.set(element, await vegaEmbed(held, spec, options(element.clientWidth, spec, bands)));
@@ -97,7 +97,7 @@
   }, { rootMargin: "500px 0px" });
   charts.forEach((element) => { stale.add(element); watch.observe(element); });
 
-  // What is not near is drawn when there is nothing else to do, so that printing finds all of it.
+  // Charts far from the viewport are drawn when the browser is idle, so that all of them are printed.
   const idle = window.requestIdleCallback || ((work) => setTimeout(work, 60));
   const rest = async () => {
     const next = charts.find((element) => stale.has(element));
@@ -113,7 +113,7 @@
   };
   idle(rest);
 
-  // A new width may need another number of legend columns; the charts themselves follow by themselves.
+  // A new width may need another number of legend columns; charts resize by themselves.
   let width = window.innerWidth;
   let timer = 0;
   window.addEventListener("resize", () => {
@@ -131,9 +131,9 @@
     document.querySelectorAll("details.numbers[open]").forEach(numbers);
   };
   boxes.forEach((box) => box.addEventListener("change", filter));
-  if (boxes.some((box) => !box.checked)) filter(); // a browser may remember what was ticked
+  if (boxes.some((box) => !box.checked)) filter(); // a browser may remember which boxes were checked
 
-  // Numbers behind a chart, made when they are asked for.
+  // The numbers of a chart, created when the reader opens them.
   const unseen = new Set(["order", "bright", "label", "right"]);
   const text = (value) => value === null || value === undefined ? "–" : typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 5 }) : String(value);
   function numbers(details) {
@@ -172,7 +172,7 @@
     details.addEventListener("toggle", () => { if (details.open) numbers(details); });
   });
 
-  // Tables sort by a click on a heading: numbers as numbers, what is missing last.
+  // A click on a heading sorts a table: numbers as numbers, missing values last.
   const value = (row, k) => {
     const plain = row.cells[k].textContent.trim();
     const number = Number.parseFloat(plain.replaceAll(",", ""));

@@ -1,4 +1,4 @@
-"""The report: one page that begins with the answer and works offline, pictures and numbers beside it."""
+"""The report: one HTML page that works offline and starts with the answer; pictures and results.csv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from manyhands.report.charts import CHARTS, OPENING
 from manyhands.report.figure import Chart, Figure, Panel
 from manyhands.report.findings import Findings
 
-_VEGA = "/* vega */"  # stands for it until it is there
+_VEGA = "/* vega */"  # replaced by the Vega bundle when that is ready
 
 
 class _Drawn(NamedTuple):
@@ -38,13 +38,13 @@ def draw(
     *,
     pictures: bool = True,
 ) -> Path:
-    """Write report.html, results.csv and charts beside the runs, or into `out`; return the page's path."""
+    """Write report.html, results.csv and charts next to the runs, or into `out`; return the page's path."""
     if not results.records:
         raise UsageError(f"{results.folder} has no run with a result yet, so there is nothing to report")
     folder = out or results.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if pictures and (folder / "charts").is_symlink():  # what is drawn and removed there is only ours
+        if pictures and (folder / "charts").is_symlink():  # pictures are written and deleted there
             raise UsageError(f"{folder / 'charts'} is a link: remove it, or choose another --out")
         if pictures:
             (folder / "charts").mkdir(exist_ok=True)
@@ -52,15 +52,15 @@ def draw(
         raise cannot_write(folder, error) from error
     findings = Findings(results)
     page = folder / "report.html"
-    # Drawing and bundling are not Python's work: they go on beside what is.
+    # Drawing pictures and bundling Vega is native code: it runs in parallel with Python.
     with ThreadPoolExecutor(2) as pool:
         vega = pool.submit(_vega)
         drawn = _figures(findings)
-        painted = _paint(pool, folder / "charts", drawn) if pictures else []
+        submitted = _draw_pictures(pool, folder / "charts", drawn) if pictures else []
         write_atomically(folder / "results.csv", table(findings).encode())
         html = _html(findings, drawn, sections.Shown(folder, pictures))
         write_atomically(page, html.replace(_VEGA, vega.result(), 1).encode())
-        for picture in painted:
+        for picture in submitted:
             picture.result()
     return page
 
@@ -76,8 +76,8 @@ def _figures(findings: Findings) -> list[_Drawn]:
     return drawn
 
 
-def _paint(pool: Executor, folder: Path, drawn: list[_Drawn]) -> list[Future[None]]:
-    """Begin with every picture; remove those of an earlier drawing for which there are no numbers now."""
+def _draw_pictures(pool: Executor, folder: Path, drawn: list[_Drawn]) -> list[Future[None]]:
+    """Start drawing all pictures; delete those of an earlier report that no longer apply."""
     names = {each.chart.name for each in drawn}
     for chart in CHARTS:
         if chart.name not in names:
@@ -90,7 +90,7 @@ def _paint(pool: Executor, folder: Path, drawn: list[_Drawn]) -> list[Future[Non
 
 
 def table(findings: Findings) -> str:
-    """results.csv: one row per run."""
+    """Return the text of results.csv: one row per run."""
     text = io.StringIO()
     columns = list(dict.fromkeys(name for row in findings.rows for name in row))
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -101,7 +101,7 @@ def table(findings: Findings) -> str:
 
 def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown) -> str:
     results = findings.results
-    # where nothing was timed there are no best strategies to show, and the first chart opens the page
+    # if nothing was timed there is no best strategy to show, and the page starts with the first chart
     opening = next((each for each in drawn if each.chart is OPENING), drawn[0] if drawn else None)
     others = [each for each in drawn if each is not opening]
     parts = {
@@ -135,8 +135,8 @@ def _file(name: str) -> str:
 
 
 def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed, once for all charts."""
-    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
+    """The code of Vega, Vega-Lite and Vega-Embed, once for all charts."""
+    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub lacks the default
     return str(bundle).replace("</script", "<\\/script")
 
 
@@ -152,18 +152,18 @@ def _data(drawn: list[_Drawn]) -> str:
     content = json.dumps({"config": config, "panels": panels}, separators=(",", ":"), ensure_ascii=False)
     for color, variable in palette.VARIABLES.items():
         content = content.replace(f'"{color}"', f'"{variable}"')
-    return content.replace("<", "\\u003c")  # so that nothing in it ends the script
+    return content.replace("<", "\\u003c")  # so that no text can end the script
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
     spec = panel.chart().to_dict(validate=False)
     for name in ("width", "config", "datasets"):
         spec.pop(name, None)
-    spec.pop("$schema", None)  # the bundle is of one version; a page without addresses asks for none
+    spec.pop("$schema", None)  # the bundle has one version, and the page contains no addresses
     return {"spec": spec, "data": {name: _columns(rows) for name, rows in panel.data.items()}}
 
 
 def _columns(rows: list[Any]) -> dict[str, Any]:
-    """Names once, then values: half the size."""
+    """Column names once, then rows of values: half the size of a list of objects."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}

@@ -1,4 +1,4 @@
-"""Colors, shapes and dashes that stay apart for the color-blind, and the look all charts share."""
+"""Colors, shapes and dashes that color-blind readers can tell apart, and the theme of all charts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from manyhands.core.registry.strategies import ONE_WORKER
 
-# Okabe and Ito (2008), its black a gray and its yellow darkened so that both are seen on white and on black.
+# Okabe and Ito (2008), with gray for black and a darker yellow, so that both are visible on white and black.
 NEUTRAL = "#7a7a7a"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
 
-# Work is cool, what is lost is warm.
+# Cool colors are work, warm colors are lost time.
 PHASES = {
     "forward": "#56b4e9",
     "backward": "#0072b2",
@@ -25,13 +25,13 @@ PHASES = {
     "evaluation": "#c4c4c4",
     "checkpoint": "#b0a090",
 }
-HEAT = ("#0b3c6f", "#2e7ebc", "#8fc1e3", "#e6eef5")  # quick to slow, read in gray too
+HEAT = ("#0b3c6f", "#2e7ebc", "#8fc1e3", "#e6eef5")  # fast to slow; readable in grayscale
 
 INK, QUIET, LINE, PAPER = "#1d2126", "#5d6670", "#dfe3e8", "#ffffff"
 FONT = "Inter, 'Source Sans 3', 'Segoe UI', 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 
 
-# On the page colors are variables of its style: light, dark and print differ, and no chart is drawn again.
+# On the page colors are CSS variables: light, dark and print differ, and no chart has to be drawn again.
 VARIABLES = {
     NEUTRAL: "var(--neutral)",
     "#0072b2": "var(--blue)",
@@ -48,7 +48,7 @@ VARIABLES = {
 
 
 class Look(NamedTuple):
-    """How one name is drawn, the same in every chart of a report."""
+    """Color, shape and dash of one name, the same in all charts of a report."""
 
     color: str
     shape: str
@@ -56,14 +56,14 @@ class Look(NamedTuple):
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for every name; `single`, what all are compared with, is the gray one."""
+    """Return a look for every name; `single`, the baseline, is gray."""
     found: dict[str, Look] = {}
     taken = 0
     for name in dict.fromkeys(names):
         if name == ONE_WORKER:
             found[name] = Look(NEUTRAL, "circle", [1, 0])
             continue
-        turn = taken // len(COLORS)  # a second time round the colors the shapes are shifted by some
+        turn = taken // len(COLORS)  # when colors are used again, shapes are shifted
         found[name] = Look(
             COLORS[taken % len(COLORS)],
             SHAPES[(taken + 1 + 3 * turn) % len(SHAPES)],
@@ -81,7 +81,7 @@ def config(
     paper: str = PAPER,
     background: str = PAPER,
 ) -> dict[str, Any]:
-    """The theme in Vega-Lite's words; the page gives CSS variables for the colors."""
+    """Return the theme as a Vega-Lite config; the page passes CSS variables as colors."""
     small, plain = 11, 12
     return {
         "background": background,
@@ -135,7 +135,7 @@ def config(
 
 
 def domain(names: Sequence[str], known: dict[str, Look]) -> tuple[list[str], list[str], list[str], list[Any]]:
-    """The names in the order of the looks, with their colors, shapes and dashes."""
+    """Return the names in the order of `known`, with their colors, shapes and dashes."""
     order = [name for name in known if name in set(names)]
     drawn = [known[name] for name in order]
     return (

@@ -1,4 +1,4 @@
-"""Every chart as PNG and SVG, for papers and slides."""
+"""Charts as PNG and SVG files, for papers and slides."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from manyhands.report.figure import Figure, arranged
 
 
 def write(folder: Path, name: str, heading: str, figure: Figure) -> None:
-    """`NAME.svg`, and from that `NAME.png` at twice its size."""
+    """Write `NAME.svg`, and `NAME.png` at 1.6 times its size."""
     chart, data = arranged(figure, heading)
-    spec = _seen(chart.to_dict(validate=False)) | {"datasets": data}
+    spec = _without_tooltips(chart.to_dict(validate=False)) | {"datasets": data}
     try:
         svg = vl_convert.vegalite_to_svg(spec)
         png = vl_convert.svg_to_png(svg, scale=1.6)
@@ -25,17 +25,17 @@ def write(folder: Path, name: str, heading: str, figure: Figure) -> None:
     write_atomically(folder / f"{name}.png", png)
 
 
-def _seen(node: Any) -> Any:
-    """Without the marks that are there to be pointed at only: paper has no pointer."""
+def _without_tooltips(node: Any) -> Any:
+    """Remove tooltips and the invisible marks that carry them: a picture has no pointer."""
     if isinstance(node, list):
-        return [_seen(each) for each in node]
+        return [_without_tooltips(each) for each in node]
     if not isinstance(node, dict):
         return node
-    node = {name: _seen(value) for name, value in node.items() if name != "tooltip"}
+    node = {name: _without_tooltips(value) for name, value in node.items() if name != "tooltip"}
     if "layer" in node:
-        node["layer"] = [each for each in node["layer"] if not _unseen(each.get("mark"))]
+        node["layer"] = [each for each in node["layer"] if not _invisible(each.get("mark"))]
     return node
 
 
-def _unseen(mark: Any) -> bool:
+def _invisible(mark: Any) -> bool:
     return isinstance(mark, dict) and mark.get("opacity") == 0

@@ -53,10 +53,10 @@ def _set(prefix: str, options: Mapping[str, Any]) -> list[str]:
 
 
 def study(results: Results) -> str | None:
-    """The command that ran it, where there was one."""
+    """The command that ran the study, if there was one."""
     return shlex.join(results.command) if results.command else None
 
 
 def report(results: Results) -> str:
-    """The command that draws it again."""
+    """The command that creates the report again."""
     return shlex.join(["manyhands", "report", str(results.folder)])

@@ -1,4 +1,4 @@
-"""The parts of the page as HTML: every number with its run behind it, every chart with words for it."""
+"""The sections of the page as HTML: numbers link to their runs, charts have text alternatives."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MOST_REASONS, MOST_NAMES, MOST_VERDICTS, MOST_POINTS = 40, 12, 10, 9
 
 
 class Shown(NamedTuple):
-    """Where the page is, and whether pictures are beside it."""
+    """The folder of the page, and whether it contains pictures."""
 
     folder: Path
     pictured: bool
 
 
 def text(words_: object) -> str:
-    """Safe in HTML, also between quotes."""
+    """Escape a text for HTML, also within quotes."""
     return escape(str(words_), quote=True)
 
 
 def upper(sentence: str) -> str:
-    """A sentence with a capital, unless it begins with a name such as `mnist-mlp`."""
+    """Capitalize a sentence, unless it begins with a name such as `mnist-mlp`."""
     first = sentence.split(" ", 1)[0].rstrip(",:;")
     return sentence[:1].upper() + sentence[1:] if first.isalpha() else sentence
 
 
 def sentences(lines: str) -> str:
-    """A paragraph a line; what stands before a colon is what it is about."""
+    """One paragraph per line; the text before a colon is bold."""
     html = []
     for line in lines.splitlines():
         about, colon, rest = line.partition(": ")
@@ -51,12 +51,12 @@ def sentences(lines: str) -> str:
 
 
 def marked(line: str) -> str:
-    """Text in which `commands` stand between backticks."""
+    """Escape a text and show parts in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text(line))
 
 
 def facts(findings: Findings) -> str:
-    """What was run, where and when, in a line."""
+    """What was run, where and when, in one line."""
     records = findings.records
     here = records[0].environment
     hosts = {record.environment.host for record in records}
@@ -69,13 +69,13 @@ def facts(findings: Findings) -> str:
         formatting.plural(len(findings.variants), "strategy", "strategies"),
         where,
         f"{formatting.duration(took)} of timed runs" if took else "nothing was timed",
-        f"begun {began}",
+        f"started {began}",
     ]
     return text(" · ".join(parts))
 
 
 def claim(settled: Settled | None) -> str:
-    """The claim and its verdict, before anything else."""
+    """The claim and its verdict; empty if the study tests no claim."""
     if settled is None:
         return ""
     said, found = settled
@@ -83,7 +83,7 @@ def claim(settled: Settled | None) -> str:
     rows = f"<details><summary>Numbers</summary>{grid(found.table)}</details>" if found.table else ""
     points = "".join(f"<li>{text(upper(point))}</li>" for point in found.points[:MOST_POINTS])
     if (more := len(found.points) - MOST_POINTS) > 0:
-        points += f"<li>and {more} more, in the numbers</li>"
+        points += f"<li>and {more} more, under Numbers</li>"
     beside = f"<p>{text(found.beside)}</p>" if found.beside else ""
     return (
         f'<section class="claim {kind}" id="claim" aria-label="The claim">'
@@ -93,7 +93,7 @@ def claim(settled: Settled | None) -> str:
 
 
 def grid(rows: Sequence[dict[str, object]]) -> str:
-    """Any table of values."""
+    """A table of plain values."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f'<th scope="col">{text(name.replace("_", " "))}</th>' for name in names)
     body = "".join(
@@ -111,7 +111,7 @@ def _plain(value: object) -> str:
 
 
 def answer(findings: Findings) -> str:
-    """One sentence per task in large letters, what else is to say of it below."""
+    """The answer of each task: the first sentence in large letters, the others below it."""
     html = []
     for each in findings.answers:
         lead, rest = _split(each)
@@ -122,14 +122,14 @@ def answer(findings: Findings) -> str:
 
 
 def _split(each: Answer) -> tuple[str, list[str]]:
-    """The first line leads where the lines are the text's own; else the text does."""
+    """The lead is the first line, if the text starts with it; otherwise it is the whole text."""
     if each.lines and each.text.startswith(each.lines[0]):
         return each.lines[0], each.lines[1:]
     return each.text, [line for line in each.lines if line not in each.text]
 
 
 def strategies(findings: Findings) -> str:
-    """One checkbox per strategy, for all charts and the table."""
+    """One checkbox per strategy, to filter all charts and the table of runs."""
     if len(findings.variants) < 2:
         return ""
     boxes = "".join(
@@ -143,7 +143,7 @@ def strategies(findings: Findings) -> str:
 
 
 def contents(charts: Iterable[tuple[str, str]], *, judged: bool) -> str:
-    """Where to find what."""
+    """Links to all sections."""
     more = [("verdicts", "Verdicts")] if judged else []
     more += [("runs", "All runs"), ("missing", "Missing"), ("machine", "The machine")]
     more += [("repeat", "Reproduce")]
@@ -152,7 +152,7 @@ def contents(charts: Iterable[tuple[str, str]], *, judged: bool) -> str:
 
 
 def chart(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
-    """A section: heading, what to see, the drawing."""
+    """A section with heading, sentence and figure."""
     return (
         f'<section class="chart-section" id="{of.name}"><h2>{text(of.heading)}</h2>'
         f"{sentences(drawn.sentence)}{figure(of, drawn, first, show)}</section>"
@@ -160,13 +160,13 @@ def chart(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
 
 
 def opening(of: Chart, drawn: Figure, first: int, show: Shown, *, told: bool) -> str:
-    """The picture beside the answer, with its sentence where the answer does not say it."""
+    """The figure next to the answer, with its sentence unless the answer already says it (`told`)."""
     words_ = "" if told else sentences(drawn.sentence)
     return words_ + figure(of, drawn, first, show)
 
 
 def figure(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
-    """The panels with a text alternative and their numbers; pictures where scripts are off."""
+    """The panels with text alternatives and their numbers; pictures if JavaScript is off."""
     panels = []
     for number, panel in enumerate(drawn.panels, first):
         only = "only" if len(drawn.panels) == 1 else ""
@@ -194,12 +194,12 @@ def figure(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
 
 
 def _bands(rows: Sequence[Any]) -> set[str]:
-    """The rows of a panel that is made of bands."""
+    """The names of a panel's bands."""
     return {str(row.get("title", row.get("place", row.get("rank", "")))) for row in rows}
 
 
 def verdicts(findings: Findings) -> str:
-    """What costs most, the largest first."""
+    """The verdicts on the study, the largest loss first."""
     found = findings.verdicts
     if not found:
         return ""
@@ -233,13 +233,13 @@ def runs(findings: Findings, show: Shown) -> str:
 
 
 def _link(run: str, folder: Path) -> str:
-    """The way from the page to a run's result: always a path, whatever a run is called (`javascript:...`)."""
-    way = Path(os.path.relpath(Path(run) / "result.json", folder)).as_posix()
-    return "./" + quote(way.removeprefix("/"), safe="/")
+    """The link from the page to a run's result: always a path, even if a run is named `javascript:...`."""
+    path = Path(os.path.relpath(Path(run) / "result.json", folder)).as_posix()
+    return "./" + quote(path.removeprefix("/"), safe="/")
 
 
 def missing(findings: Findings) -> str:
-    """What failed, was excluded, left, repeated or noisy, and why."""
+    """Cells that failed or were excluded, left out, repeated or noisy, and why."""
     results = findings.results
     noisy = [
         f"{record.run.rpartition('/')[2]}: the machine was {formatting.percent(record.machine_noise)} slower "
@@ -248,17 +248,17 @@ def missing(findings: Findings) -> str:
         if record.machine_noise is not None and record.machine_noise > NOISY and record.timed
     ]
     again = [
-        f"{record.run.rpartition('/')[2]}: taken under heavy noise, and taken again"
+        f"{record.run.rpartition('/')[2]}: measured under heavy noise, and repeated"
         for record in results.repeated
     ]
-    shaken = [
+    unfinished = [
         f"{r.run.rpartition('/')[2]}: {r.message or r.status}"
         for r in results.records
         if r.status in ("diverged", "interrupted")
     ]
     parts = [
         _reasons("Failed", [_why(each) for each in results.failed]),
-        _reasons("Diverged or interrupted", shaken),
+        _reasons("Diverged or interrupted", unfinished),
         _reasons("Excluded: cannot work", [_why(each) for each in results.excluded]),
         _reasons("Left out", [_why(each) for each in results.left]),
         _reasons("Repeated because of noise", again),
@@ -296,7 +296,7 @@ def _names(names: list[str]) -> str:
 
 
 def machine(findings: Findings) -> str:
-    """Every machine that took part."""
+    """The machines that the runs used."""
     machines = {
         (e.host, e.cpu, e.cores, e.torch, e.python): e for e in (r.environment for r in findings.records)
     }
@@ -323,7 +323,7 @@ def machine(findings: Findings) -> str:
 
 
 def commands(findings: Findings) -> str:
-    """How to repeat the study, one of its best runs, and this page."""
+    """The commands that repeat the study, its best runs, and this page."""
     results = findings.results
     html = []
     if again := repeat.study(results):

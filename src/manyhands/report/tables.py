@@ -1,4 +1,4 @@
-"""The table of all runs: one row per run, sorted by a click on a heading."""
+"""The table of all runs: one row per run; a click on a heading sorts it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 from manyhands.core import formatting
 from manyhands.report.findings import Findings
 
-MOST = 1_000
+MOST = 1_000  # rows
 
 Row = dict[str, object]
 
 
 class Column(NamedTuple):
-    """A heading and what stands below it."""
+    """A column: its heading, and the text of a row in it."""
 
     heading: str
     show: Callable[[Row], str]
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 
 def _as(name: str, form: str) -> Callable[[Row], str]:
-    """Numbers in this form, a dash where there is none."""
+    """Format the number with this name, or show a dash if there is none."""
 
     def show(row: Row) -> str:
         value = row.get(name)
@@ -74,7 +74,7 @@ COLUMNS = (
 
 
 def runs(findings: Findings, link: Callable[[str], str]) -> str:
-    """The section; of very many runs the first thousand, all are in results.csv."""
+    """Return the section with the first thousand runs; all runs are in results.csv."""
     rows = findings.rows[:MOST]
     shown = [column for column in COLUMNS if any(column.show(row) not in ("–", "", "0.00") for row in rows)]
     head = "".join(
@@ -86,12 +86,12 @@ def runs(findings: Findings, link: Callable[[str], str]) -> str:
     note = (
         f"The first {MOST:,} of {len(findings.rows):,} runs; all are in"
         if left > 0
-        else "All of it, with more columns:"
+        else "The same table with more columns is in"
     )
     baseline = sorted({str(row["baseline"]) for row in rows if row.get("baseline")})
     against = f" Speed-ups are over {escape(' or '.join(baseline))}." if baseline else ""
     return (
-        f'<section id="runs"><h2>All runs</h2><p class="reading">A click on a heading sorts. {note} '
+        f'<section id="runs"><h2>All runs</h2><p class="reading">Click a heading to sort. {note} '
         f'<a href="results.csv">results.csv</a>.{against}</p>'
         '<div class="scroll" tabindex="0"><table class="sortable">'
         f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div></section>"

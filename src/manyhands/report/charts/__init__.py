@@ -1,4 +1,4 @@
-"""The charts of a report, in the order in which they explain it."""
+"""The charts of a report, in the order of the page."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ CHARTS = (
     Chart(
         "time-to-target",
         "Time to the target",
-        "Dark is quick. Rows are strategies and workers, columns batches. A dash: not reached; "
+        "Dark is fast. Rows are strategies and workers, columns batches. A dash: not reached; "
         "a dot: reached, but not timed.",
         target.heat_map,
     ),
     Chart(
         "breakdown",
         "Where the time goes",
-        "Blue and green are work; orange, red and pink are lost to others.",
+        "Blue and green are computing; red, orange and pink are communication, waiting and data.",
         step.breakdown,
     ),
     Chart(
         "steps-to-target",
         "Larger batches, fewer steps",
-        "Along the dashed line twice the batch halves the steps. Green: nearly so; orange: less and less; "
-        "pink: hardly any more. Hollow: not reached by then.",
+        "On the dashed line twice the batch halves the steps. Green: nearly so; orange: diminishing returns; "
+        "pink: almost no gain. Hollow: target not reached within these steps.",
         regimes.figure,
     ),
     Chart(
         "noise-scale",
         "Gradient noise scale",
-        "The batch at which noise and signal are alike; it should be near the measured critical batch.",
+        "The batch at which noise and signal are equal; it should be near the measured critical batch.",
         regimes.noise,
     ),
     Chart(
@@ -64,13 +64,13 @@ CHARTS = (
     Chart(
         "curves",
         "Learning curves",
-        "One line per run: by samples, what learning costs; by seconds, how long you wait.",
+        "One line per run, by samples seen and by seconds of training.",
         learning.figure,
     ),
     Chart(
         "staleness",
         "Staleness",
-        "How many updates behind the gradients were: a circle's area is the share of the updates.",
+        "How many updates old the gradients were: the area of a circle is the share of updates.",
         asynchrony.figure,
     ),
     Chart("communication", "Communication", "What a worker exchanges with others.", step.communication),
@@ -84,7 +84,7 @@ CHARTS = (
     Chart(
         "machine-noise",
         "Machine noise",
-        "The same piece of work between the runs: flat is quiet.",
+        "The time of a fixed computation, repeated between the runs: a flat line is a quiet machine.",
         machine.figure,
     ),
 )

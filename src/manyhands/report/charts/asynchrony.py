@@ -14,8 +14,8 @@ MOST_STALE, MOST_KINDS = 24, 10
 
 
 def figure(findings: Findings) -> Figure | None:
-    """Per task: a histogram of staleness, and samples to target against it."""
-    panels, told, left = [], [], 0
+    """Two panels per task: a histogram of staleness, and samples to the target by mean staleness."""
+    panels, sentences, left = [], [], 0
     for task in findings.tasks:
         mine = [each for each in findings.asynchronous if each.task == task]
         batch = findings.shown_batch(task)
@@ -29,11 +29,11 @@ def figure(findings: Findings) -> Figure | None:
             continue
         shown = list(first.values())[:MOST_KINDS]
         left += len(stale) - len(shown)
-        told.append(_sentence(task, mine))
-        panels.append(_histogram(findings, task, shown, told[-1]))
-        if scatter := _scatter(findings, task, mine, told[-1]):
+        sentences.append(_sentence(task, mine))
+        panels.append(_histogram(findings, task, shown, sentences[-1]))
+        if scatter := _scatter(findings, task, mine, sentences[-1]):
             panels.append(scatter)
-    return Figure(common.sentence(told), panels, limited(left, "histogram", RECORDS)) if panels else None
+    return Figure(common.sentence(sentences), panels, limited(left, "histogram", RECORDS)) if panels else None
 
 
 def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str) -> Panel:
@@ -62,7 +62,7 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
         ("mean:Q", "mean", ".2f"),
     )
     x = alt.X("staleness:O", title="staleness (updates behind)", axis=alt.Axis(labelAngle=0))
-    # circles whose area is the share: several strategies under each other, none hides another
+    # circles whose area is the share: one row per strategy, so that none hides another
     view = (
         common.rows()
         .mark_circle(opacity=0.95)

@@ -1,4 +1,4 @@
-"""What several charts need: named data, the looks of variants, axes of workers and batches."""
+"""Helpers of several charts: named data, colors and shapes of variants, axes of workers and batches."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from manyhands.report.figure import Row
 
 
 def rows(name: str = "rows") -> alt.Chart:
-    """A chart that reads the panel's data of that name."""
+    """Return a chart that reads the panel's data with this name."""
     return alt.Chart(alt.NamedData(name=name))
 
 
 def layered(*views: alt.Chart) -> alt.LayerChart:
-    """Views above each other; altair would also take facets, which we never do."""
+    """Return the views as layers of one chart; `alt.layer` would return something else for facets only."""
     whole = alt.layer(*views)
     assert isinstance(whole, alt.LayerChart)
     return whole
 
 
 def names(data: Iterable[Row], field: str = "variant") -> list[str]:
-    """The different values of a field, in order."""
+    """The distinct values of a field, in order of appearance."""
     return list(dict.fromkeys(str(row[field]) for row in data))
 
 
 def color(known: dict[str, palette.Look], data: Iterable[Row], *, legend: bool = True) -> alt.Color:
-    """By variant, its own color in every chart."""
+    """Color by variant, the same in all charts."""
     order, colors, _, _ = palette.domain(names(data), known)
     key: dict[str, Any] = {} if legend else {"legend": None}
     return alt.Color("variant:N", scale=alt.Scale(domain=order, range=colors), title=None, **key)
 
 
 def shape(known: dict[str, palette.Look], data: Iterable[Row]) -> alt.Shape:
-    """By variant; with `color` one legend for both."""
+    """Shape by variant; shares one legend with `color`."""
     order, _, shapes, _ = palette.domain(names(data), known)
     return alt.Shape("variant:N", scale=alt.Scale(domain=order, range=shapes), title=None)
 
 
 def fixed(field: str, looks: dict[str, str], *, legend: bool = True) -> alt.Color:
-    """By another field than the variant, with these colors."""
+    """Color by another field than the variant, with these colors."""
     key: dict[str, Any] = {} if legend else {"legend": None}
     scale = alt.Scale(domain=list(looks), range=list(looks.values()))
     return alt.Color(f"{field}:N", scale=scale, title=None, **key)
 
 
 def counts_axis(field: str, title: str, values: Sequence[int]) -> alt.X:
-    """Few whole numbers: a tick each; far apart: on a scale of doublings."""
+    """An axis with one tick per value; logarithmic if the values are far apart."""
     ticks = sorted(set(values))
     wide = ticks[-1] >= 16 * ticks[0]
     kind = alt.Scale(type="log", base=2, nice=False, padding=14)
@@ -60,14 +60,14 @@ def counts_axis(field: str, title: str, values: Sequence[int]) -> alt.X:
 
 
 def batch_axis(values: Sequence[float], title: str = "batch") -> alt.X:
-    """Batches, on a scale of doublings."""
+    """A logarithmic axis of batches."""
     ticks = sorted(set(values))
     scale = alt.Scale(type="log", base=2, nice=False, padding=14)
     return alt.X("batch:Q", title=title, scale=scale, axis=alt.Axis(values=ticks, format=",d"))
 
 
 def tips(*fields: tuple[str, str] | tuple[str, str, str]) -> list[alt.Tooltip]:
-    """`("workers:Q", "workers")`, with a format where a number needs one."""
+    """Tooltips from pairs such as `("workers:Q", "workers")`, with an optional number format."""
     return [
         alt.Tooltip(field[0], title=field[1], format=field[2] if len(field) == 3 else alt.Undefined)
         for field in fields
@@ -78,7 +78,7 @@ RUN = ("run:N", "run")
 
 
 def short(run: str) -> str:
-    """A run's folder without the way to it."""
+    """The name of a run's folder, without its path."""
     return run.rstrip("/").rpartition("/")[2]
 
 
@@ -89,12 +89,12 @@ def runs(folders: Sequence[str]) -> str:
 
 
 def sentence(parts: Sequence[str]) -> str:
-    """Some sentences as one text, a line each, empty ones left out."""
+    """Join sentences, one per line, without empty ones."""
     return "\n".join(part for part in parts if part)
 
 
 def spoken(variant: str, workers: int, threads: int = 1) -> str:
-    """`allreduce with 2 workers`, for sentences."""
+    """`allreduce with 2 workers`, for use in a sentence."""
     if variant == ONE_WORKER:
         return f"{variant} with {formatting.plural(threads, 'thread')}"
     return f"{variant} with {formatting.plural(workers, 'worker')}"

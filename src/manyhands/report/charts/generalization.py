@@ -1,4 +1,4 @@
-"""Accuracy against batch size: what linear scaling and warm-up are for."""
+"""Accuracy by batch size, with and without linear scaling and warm-up."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from manyhands.report.findings import Findings
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One panel per task, one line per recipe; nothing where there is one batch only."""
-    panels, told = [], []
+    """One panel per task with several batches, one line per recipe."""
+    panels, sentences = [], []
     for task in findings.tasks:
         mine = [each for each in findings.generalization if each.task == task]
         if len({each.batch for each in mine}) < 2:
             continue
         names = {record.metric_name for record in findings.records if record.spec.task == task.split()[0]}
         metric = names.pop() if len(names) == 1 else "metric"
-        told.append(_sentence(task, mine, metric))
-        panels.append(_panel(task, mine, metric, told[-1]))
-    return Figure(common.sentence(told), panels) if panels else None
+        sentences.append(_sentence(task, mine, metric))
+        panels.append(_panel(task, mine, metric, sentences[-1]))
+    return Figure(common.sentence(sentences), panels) if panels else None
 
 
 def _panel(task: str, mine: list[Generalization], metric: str, text: str) -> Panel:
@@ -47,7 +47,7 @@ def _panel(task: str, mine: list[Generalization], metric: str, text: str) -> Pan
     key: dict[str, Any] = {} if many else {"legend": None}
     color = alt.Color("recipe:N", scale=alt.Scale(domain=order, range=colors), title=None, **key)
     ends = [end for each in mine if each.metric.n for end in (each.metric.low, each.metric.high)]
-    narrow = bool(ends) and max(ends) - min(ends) < 0.01  # where one digit would repeat itself
+    narrow = bool(ends) and max(ends) - min(ends) < 0.01  # with one digit, ticks would have equal labels
     form = alt.Axis(format=".2%" if narrow else ".1%") if metric == "accuracy" else alt.Axis()
     y = alt.Y(
         "metric:Q", title=f"test {metric} at the end", scale=alt.Scale(zero=False, padding=12), axis=form
@@ -70,7 +70,7 @@ def _panel(task: str, mine: list[Generalization], metric: str, text: str) -> Pan
 
 
 def _sentence(task: str, mine: list[Generalization], metric: str) -> str:
-    """What the largest batch costs each recipe."""
+    """The metric of each recipe at its smallest and largest batch."""
     parts = []
     for recipe in dict.fromkeys(each.recipe for each in mine):
         line = sorted((each for each in mine if each.recipe == recipe), key=lambda each: each.batch)

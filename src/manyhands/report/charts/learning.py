@@ -1,4 +1,4 @@
-"""Learning curves: loss and metric by samples, what learning costs, and by seconds, what you wait."""
+"""Learning curves: loss and metric by samples and by seconds."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MOST_RUNS, MOST_POINTS, MOST_TASKS = 24, 60, 3
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One line per run: the metric and the loss, each by samples and by seconds."""
-    panels, told, left = [], [], 0
+    """Up to four panels per task: metric and loss, by samples and by seconds; one line per run."""
+    panels, sentences, left = [], [], 0
     for task in findings.tasks[:MOST_TASKS]:
         mine = groups.of_task(findings.records, task)
         drawn = _chosen(findings, task, mine)
         left += len(mine) - len(drawn)
         if drawn:
-            told.append(_sentence(task, drawn))
-            panels += _panels(findings, task, drawn, told[-1])
-    return Figure(common.sentence(told), panels, limited(left, "run", RECORDS)) if panels else None
+            sentences.append(_sentence(task, drawn))
+            panels += _panels(findings, task, drawn, sentences[-1])
+    return Figure(common.sentence(sentences), panels, limited(left, "run", RECORDS)) if panels else None
 
 
 def _chosen(findings: Findings, task: str, records: list[RunRecord]) -> list[RunRecord]:
-    """One run per strategy and worker count: that which learned most, at the batch that most have."""
+    """One run per strategy and worker count, preferably with a curve, timed, and at the most common batch."""
     batch = findings.shown_batch(task)
     found: dict[tuple[str, int, int], RunRecord] = {}
 
@@ -52,7 +52,7 @@ def _chosen(findings: Findings, task: str, records: list[RunRecord]) -> list[Run
 
 
 def thin(points: list[Evaluation], most: int) -> list[Evaluation]:
-    """The first, the last and evenly some between."""
+    """At most `most` points, evenly spaced, with the first and the last."""
     if len(points) <= most:
         return points
     stride = (len(points) - 1) / (most - 1)
@@ -103,7 +103,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
     percent = measure == "metric" and name == "accuracy"
     values = sorted(float(row[measure]) for row in data)
     spread = measure == "loss" and values[0] > 0
-    # a first point far below would press all others against the upper edge: what counts is near the target
+    # clip early points far below: they would squeeze all others, near the target, into the upper edge
     floor = values[len(values) // 12] if percent else None
     scale = (
         alt.Scale(type="log", nice=False, padding=6)
@@ -146,7 +146,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
     )
     layers: list[alt.Chart] = [
         base.mark_line(strokeWidth=1.6, strokeOpacity=0.9).encode(strokeDash=dash),
-        base.mark_point(size=70, opacity=0).encode(tooltip=tip),  # unseen: something to point at
+        base.mark_point(size=70, opacity=0).encode(tooltip=tip),  # invisible, carries the tooltip
     ]
     if measure == "metric":
         level = common.rows("target").encode(y="target:Q")
@@ -158,7 +158,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
 
 
 def _distance(record: RunRecord) -> float:
-    """From the target, whichever way the metric counts."""
+    """The distance of the best metric from the target, in either direction."""
     return abs(record.best_metric - record.target) if record.best_metric is not None else math.inf
 
 
@@ -172,16 +172,16 @@ def _sentence(task: str, drawn: list[RunRecord]) -> str:
             f"{task}: none of the runs drawn here reached {target}; the nearest is {groups.title(best)} "
             f"with {formatting.score(best.best_metric, name)}."
         )
-    frugal = min(arrived, key=lambda record: record.target_samples or 0)
+    fewest = min(arrived, key=lambda record: record.target_samples or 0)
     if not all(record.timed for record in drawn):
-        samples = formatting.count(frugal.target_samples or 0, frugal.unit)
-        return f"{task}: {groups.title(frugal)} is first at {target}, after {samples}."
-    quick = min(arrived, key=lambda record: record.target_seconds or 0.0)
-    text = f"{task}: {groups.title(quick)} is first at {target} by the clock"
-    if frugal is quick:
+        samples = formatting.count(fewest.target_samples or 0, fewest.unit)
+        return f"{task}: {groups.title(fewest)} is first at {target}, after {samples}."
+    fastest = min(arrived, key=lambda record: record.target_seconds or 0.0)
+    text = f"{task}: {groups.title(fastest)} is first at {target} by the clock"
+    if fewest is fastest:
         return text + ", and needs the fewest samples too."
     return (
-        f"{text}, {groups.title(frugal)} by samples: "
-        f"{formatting.count(frugal.target_samples or 0, frugal.unit)} "
-        f"against {formatting.count(quick.target_samples or 0, quick.unit)}."
+        f"{text}, {groups.title(fewest)} by samples: "
+        f"{formatting.count(fewest.target_samples or 0, fewest.unit)} "
+        f"against {formatting.count(fastest.target_samples or 0, fastest.unit)}."
     )

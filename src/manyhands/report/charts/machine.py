@@ -1,4 +1,4 @@
-"""Machine noise: how long the same piece of work took over the study."""
+"""Machine noise: how long a fixed computation took during the study."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, tidy
 from manyhands.report.findings import Findings
 
-MOST = 400
+MOST = 400  # points, about
 
 
 def figure(findings: Findings) -> Figure | None:
-    """Each calibration against the best of them, and the line beyond which runs count as noisy."""
+    """Each calibration relative to the best one, and the line above which runs count as noisy."""
     found = findings.results.calibrations
     if len(found) < 2:
         return None

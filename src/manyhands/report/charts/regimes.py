@@ -1,4 +1,4 @@
-"""Steps to the target by batch with its three regimes, and the noise scale that should foretell them."""
+"""Steps to the target by batch with three regimes, and the noise scale that should predict them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
-MOST = 6
+MOST = 6  # panels
 ZONES = {"perfect scaling": "#009e73", "diminishing returns": "#e69f00", "maximal parallelism": "#cc79a7"}
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One panel per task: what was measured, the fit, and where doubling the batch no longer halves steps."""
+    """One panel per fit: measured steps, the curve, and the three regimes."""
     some = [fit for fit in findings.regimes if sum(p.steps is not None for p in fit.points) >= 2]
     found = [fit for fit in some if fit.b_crit] or some
     if not found:
         return None
     panels = [_panel(fit) for fit in found[:MOST]]
-    told = common.sentence([_sentence(fit) for fit in found[:MOST]])
+    sentences = common.sentence([_sentence(fit) for fit in found[:MOST]])
     without = [f"{_name(fit)} has no fit: {fit.problem}." for fit in some if fit not in found and fit.problem]
-    return Figure(told, panels, " ".join([*without[:4], limited(len(found) - MOST, "curve")]).strip())
+    return Figure(sentences, panels, " ".join([*without[:4], limited(len(found) - MOST, "curve")]).strip())
 
 
 def _name(fit: Regimes) -> str:
@@ -37,7 +37,7 @@ def _name(fit: Regimes) -> str:
 
 
 def _round(value: float) -> str:
-    """Two digits: a fit knows no more."""
+    """The value with two digits, as precise as a fit is."""
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
@@ -46,15 +46,15 @@ def _between(estimate: Estimate) -> str:
 
 
 def _sentence(fit: Regimes) -> str:
-    """Where doubling the batch stops halving the steps, or that this lies outside of what was run."""
+    """Say up to which batch doubling it halves the steps, or that this is outside of what was run."""
     if fit.b_crit is None or fit.perfect_until is None:
         return f"{_name(fit)}: no fit, {fit.problem or 'too few batches reached the target'}."
     batches = [point.batch for point in fit.points if point.steps is not None]
     least, most = min(batches), max(batches)
     if fit.perfect_until.value >= most:
         return (
-            f"{_name(fit)}: up to batch {most:,}, the largest that got there, doubling the batch nearly "
-            f"halves the steps; the critical batch lies beyond, at {_round(fit.b_crit.low)} or more."
+            f"{_name(fit)}: up to batch {most:,}, the largest that reached the target, doubling the batch "
+            f"nearly halves the steps; the critical batch lies beyond, at {_round(fit.b_crit.low)} or more."
         )
     if fit.perfect_until.value < least:
         text = f"from batch {least:,}, the smallest that was run, doubling the batch does not halve the steps"
@@ -185,7 +185,7 @@ def _drawn_fit(critical: list[Row], x: alt.X) -> list[alt.Chart]:
 
 
 def noise(findings: Findings) -> Figure | None:
-    """The gradient noise scale while training, beside the critical batch that was measured."""
+    """The gradient noise scale during training, and the critical batch that was measured."""
     found = [each for each in findings.noise_scales if each.task in findings.tasks and each.by_samples]
     if not found:
         return None
@@ -196,16 +196,16 @@ def noise(findings: Findings) -> Figure | None:
 
 def _noise_sentence(each: NoiseScale) -> str:
     if each.scale is None:
-        return f"{each.task}: the noise scale cannot be told, the gradients were too noisy for so few steps."
+        return f"{each.task}: the noise scale is unknown, because gradients were too noisy for so few steps."
     text = f"{each.task}: the noise scale over training is {_between(each.scale)}"
     if each.critical is None:
-        return text + ", and no critical batch was measured to set beside it."
+        return text + ", and no critical batch was measured to compare it with."
     ratio = f", {each.ratio:.2g} times it" if each.ratio is not None else ""
     return f"{text}; the measured critical batch is {_between(each.critical)}{ratio}."
 
 
 def _binned(points: list[tuple[int, float]], most: int = 24) -> list[Row]:
-    """Runs evaluate at different moments: the median of each stretch of training, not a zigzag."""
+    """The median of each interval of training: runs evaluate at different times, which would zigzag."""
     if not points:
         return []
     end = max(samples for samples, _ in points)

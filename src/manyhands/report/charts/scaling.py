@@ -1,4 +1,4 @@
-"""Speed-up and efficiency by workers: what each strategy makes of more of them."""
+"""Speed-up and efficiency of each strategy by number of workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from manyhands.report.findings import Findings
 
 
 def figure(findings: Findings) -> Figure | None:
-    """For each task the batch that most strategies were timed at: speed-up, and efficiency beside it."""
+    """Two panels per task and kind of scaling: speed-up and efficiency at one batch."""
     panels: list[Panel] = []
-    told: list[str] = []
+    sentences: list[str] = []
     drawn = 0
     for task in findings.tasks:
         for number, chosen in enumerate(_chosen(findings, task)):
@@ -26,7 +26,7 @@ def figure(findings: Findings) -> Figure | None:
                 continue
             drawn += len(chosen)
             panels += _panels(findings, chosen, data)
-            told += [_sentence(chosen, data)] if number == 0 else []  # one per task is enough
+            sentences += [_sentence(chosen, data)] if number == 0 else []  # one per task is enough
     if not panels:
         return None
     left = sum(curve.task in findings.tasks for curve in findings.curves) - drawn
@@ -35,11 +35,11 @@ def figure(findings: Findings) -> Figure | None:
         if left
         else ""
     )
-    return Figure(common.sentence(told), panels, note)
+    return Figure(common.sentence(sentences), panels, note)
 
 
 def _chosen(findings: Findings, task: str) -> list[list[Curve]]:
-    """Strong and weak scaling, each at the batch for which there is most to see."""
+    """The curves of strong and of weak scaling, each at the batch with the most points."""
     found, usual = [], findings.shown_batch(task)
     for kind in ("strong", "weak"):
         mine = [curve for curve in findings.curves if curve.task == task and curve.kind == kind]
@@ -139,7 +139,7 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
 
 
 def _label(level: alt.Chart, data: list[Row], height: float) -> alt.Chart:
-    """The name of the threads' line, on that side of it where fewer marks are in its way."""
+    """The label of the line for plain threads, on the side with fewer points near it."""
     top = max(float(row["workers"]) for row in data)
     gaps = [float(row["speed_up"]) - height for row in data if float(row["workers"]) == top]
     above, below = (sum(0 < side * gap < 0.08 * top for gap in gaps) for side in (1, -1))
@@ -148,7 +148,7 @@ def _label(level: alt.Chart, data: list[Row], height: float) -> alt.Chart:
 
 
 def _threads(curves: list[Curve]) -> list[Row]:
-    """Where one worker with all cores as threads stands: what a user would have without us."""
+    """The speed-up of one worker with all cores as threads: what a user would have without manyhands."""
     for curve in curves:
         if curve.baseline and curve.threads_baseline and curve.threads_baseline.threads > 1:
             ratio = curve.threads_baseline.throughput.median / curve.baseline.throughput.median

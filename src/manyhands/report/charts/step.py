@@ -1,4 +1,4 @@
-"""What a step is made of: its time by phase, the bytes it moves, the memory it takes."""
+"""What a step consists of: time by phase, bytes exchanged, memory used."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from manyhands.report.charts import common
 from manyhands.report.figure import Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
-MOST = 18  # bars a panel
+MOST = 18  # bars per panel
 LOST = ("communication", "wait", "data", "other")
 
 
 def _shown(findings: Findings, task: str) -> tuple[list[Breakdown], int]:
-    """One run per strategy and worker count, at the batch that most of them share; and how many are left."""
+    """One run per strategy and worker count, preferably at the most common batch; and how many are left."""
     mine = [each for each in findings.breakdowns if each.task == task]
     batch = findings.shown_batch(task)
     found: dict[tuple[str, int, str], Breakdown] = {}
@@ -53,19 +53,19 @@ def _spoken(findings: Findings, each: Breakdown) -> str:
 def _each_task(
     findings: Findings, draw: Callable[[str, list[Breakdown], dict[str, str]], tuple[Panel, str] | None]
 ) -> Figure | None:
-    panels, told, left = [], [], 0
+    panels, sentences, left = [], [], 0
     for task in findings.tasks:
         shown, more = _shown(findings, task)
         batch = findings.shown_batch(task)
         if shown and (drawn := draw(task, shown, {each.run: _name(findings, each, batch) for each in shown})):
             panels.append(drawn[0])
-            told.append(drawn[1])
+            sentences.append(drawn[1])
             left += max(0, more)
-    return Figure(common.sentence(told), panels, limited(left, "bar")) if panels else None
+    return Figure(common.sentence(sentences), panels, limited(left, "bar")) if panels else None
 
 
 def breakdown(findings: Findings) -> Figure | None:
-    """Stacked phases of a step, for a thousand samples so that batches compare."""
+    """Phases of a step as stacked bars, per thousand samples so that batches can be compared."""
 
     def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
         data: list[Row] = [
@@ -115,7 +115,7 @@ def breakdown(findings: Findings) -> Figure | None:
 
 
 def _lost(findings: Findings, task: str, shown: list[Breakdown]) -> str:
-    """Who loses most, and to what."""
+    """Say which strategy loses most, and to which phase."""
     worst: tuple[float, str, str] = (0.0, "", "")
     for each in shown:
         whole = sum(each.phases.values()) or 1.0
@@ -131,7 +131,7 @@ def _lost(findings: Findings, task: str, shown: list[Breakdown]) -> str:
 
 
 def communication(findings: Findings) -> Figure | None:
-    """Bytes a worker exchanges for a thousand samples."""
+    """Bytes that a worker exchanges per thousand samples."""
 
     def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
         moving = [each for each in shown if each.bytes_per_step > 0]
@@ -160,7 +160,7 @@ def communication(findings: Findings) -> Figure | None:
 
 
 def memory(findings: Findings) -> Figure | None:
-    """The most that a rank of each run took, and every rank as a tick."""
+    """The memory of the largest rank as a bar, and of every rank as a tick."""
 
     def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
         known = [each for each in shown if each.memory > 0]
@@ -193,7 +193,7 @@ def memory(findings: Findings) -> Figure | None:
 
 
 def _taken(findings: Findings, each: Breakdown) -> str:
-    """The memory of the largest rank, and whose it is where that is not the host's."""
+    """The memory of the largest rank, with a note if it is GPU memory."""
     record = findings.by_run.get(each.run)
     on_gpu = record is not None and record.memory_of == "device"
     return formatting.size(each.memory) + (" of the GPU" if on_gpu else "")
@@ -231,6 +231,6 @@ def _bars(
 
 
 def _moved(each: Breakdown) -> str:
-    """By 1,000 samples."""
+    """Bytes exchanged per 1,000 samples."""
     moved = 1e3 * each.bytes_per_step / each.batch
     return formatting.size(moved) if moved >= 1000 else "almost nothing"

@@ -1,4 +1,4 @@
-"""Time to the target: a map of workers and batch, and the best of each strategy as the opening picture."""
+"""Time to the target: a heat map by workers and batch, and the best result of each strategy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_ROWS, MOST_BATCHES = 28, 12
 
 
 def heat_map(findings: Findings) -> Figure | None:
-    """One row per strategy and worker count, one column per batch; what was not reached is marked."""
-    panels, told, left = [], [], 0
+    """One row per strategy and worker count, one column per batch; missed targets are marked."""
+    panels, sentences, left = [], [], 0
     for task in findings.tasks:
         mine = _of_task(findings, task)
         timed = [each for each in mine if each.best_seconds is not None]
@@ -30,25 +30,25 @@ def heat_map(findings: Findings) -> Figure | None:
             continue
         batches = _kept_batches(mine)
         seen = [each for each in mine if each.batch in batches]
-        kept = _quickest_rows(seen)
+        kept = _fastest_rows(seen)
         left += len({_place(each) for each in seen} - kept)
         data = [_cell(findings, each, timed) for each in seen if _place(each) in kept]
-        told.append(_quickest(timed, len({each.batch for each in mine})))
-        panels.append(_map(task, data, timed[0], told[-1]))
+        sentences.append(_sentence(timed, len({each.batch for each in mine})))
+        panels.append(_map(task, data, timed[0], sentences[-1]))
     if not panels:
         return None
-    return Figure(common.sentence(told), panels, limited(left, "row"))
+    return Figure(common.sentence(sentences), panels, limited(left, "row"))
 
 
 def _of_task(findings: Findings, task: str) -> list[ToTarget]:
-    """At the target that most cells have: seconds to different targets do not compare."""
+    """The cells with the most common target: seconds to different targets cannot be compared."""
     mine = [each for each in findings.to_target if each.task == task]
     usual = Counter(each.target for each in mine).most_common(1)
     return [each for each in mine if each.target == usual[0][0]]
 
 
-def _late(each: ToTarget) -> float:
-    """Seconds to the target; never where it was not reached."""
+def _seconds(each: ToTarget) -> float:
+    """Seconds to the target; infinity if it was not reached."""
     return each.best_seconds if each.best_seconds is not None else math.inf
 
 
@@ -74,16 +74,16 @@ def _kept_batches(mine: list[ToTarget]) -> set[int]:
     return {batches[round(k * stride)] for k in range(MOST_BATCHES)}
 
 
-def _quickest_rows(timed: list[ToTarget]) -> set[tuple[str, int, int]]:
+def _fastest_rows(timed: list[ToTarget]) -> set[tuple[str, int, int]]:
     best: dict[tuple[str, int, int], float] = {}
     for each in timed:
-        best[_place(each)] = min(best.get(_place(each), math.inf), _late(each))
+        best[_place(each)] = min(best.get(_place(each), math.inf), _seconds(each))
     return set(sorted(best, key=lambda place: best[place])[:MOST_ROWS])
 
 
 def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
-    quick = [_late(other) for other in timed]
-    low, high = math.log(min(quick)), math.log(max(quick))
+    known = [_seconds(other) for other in timed]
+    low, high = math.log(min(known)), math.log(max(known))
     order = findings.variants.index(each.variant) * 1000 + each.workers + each.threads / 100
     row: dict[str, Any] = {
         "variant": each.variant,
@@ -159,21 +159,21 @@ def _map(task: str, data: list[Row], one: ToTarget, text: str) -> Panel:
     )
 
 
-def _quickest(timed: list[ToTarget], batches: int) -> str:
-    best, slow = min(timed, key=_late), max(timed, key=_late)
+def _sentence(timed: list[ToTarget], batches: int) -> str:
+    best, slow = min(timed, key=_seconds), max(timed, key=_seconds)
     among = f" of {batches} batches" if batches > 1 else ""
     text = (
-        f"{best.task}: {_spoken(best)} at batch {best.batch:,}{among} is the first to arrive, "
-        f"after {formatting.duration(_late(best))}"
+        f"{best.task}: {_spoken(best)} at batch {best.batch:,}{among} reaches the target first, "
+        f"after {formatting.duration(_seconds(best))}"
     )
     if slow is not best:
-        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {formatting.duration(_late(slow))}"
+        text += f"; {_spoken(slow)} at batch {slow.batch:,} takes {formatting.duration(_seconds(slow))}"
     return text + "."
 
 
 def best_of_each(findings: Findings) -> Figure | None:
-    """The opening picture: each strategy at its best, the fastest first."""
-    panels, told = [], []
+    """The first chart: each strategy at its best, the fastest first."""
+    panels, sentences = [], []
     for task in findings.tasks:
         timed = [each for each in _of_task(findings, task) if each.seconds is not None]
         data = _best_times(timed) if timed else _best_rates(findings.points[task])
@@ -184,14 +184,14 @@ def best_of_each(findings: Findings) -> Figure | None:
         text = f"{task}: {first['spoken']} comes first with {first['shown']}" + (
             f", {data[-1]['spoken']} last with {data[-1]['shown']}." if len(data) > 1 else "."
         )
-        told.append(text)
+        sentences.append(text)
         panels.append(_bars(findings, task, data, axis, text))
-    return Figure(common.sentence(told), panels) if panels else None
+    return Figure(common.sentence(sentences), panels) if panels else None
 
 
 def _best_times(timed: list[ToTarget]) -> list[Row]:
     best: dict[str, ToTarget] = {}
-    for each in sorted(timed, key=_late):
+    for each in sorted(timed, key=_seconds):
         best.setdefault(_kind(each), each)
     return [
         {
@@ -229,7 +229,7 @@ def _best_rates(points: list[Point]) -> list[Row]:
 
 
 def _kind(each: ToTarget | Point) -> str:
-    """Plain threads compete by themselves: the baseline that a user would have without us."""
+    """The strategy; plain threads count as their own, because they are the baseline without manyhands."""
     return f"{each.variant} {each.threads > 1}" if each.variant == ONE_WORKER else each.variant
 
 
@@ -240,7 +240,7 @@ def _long_name(each: ToTarget | Point) -> str:
 def _bars(findings: Findings, task: str, data: list[Row], axis: str, text: str) -> Panel:
     tip = common.tips(("title:N", "best of its kind"), ("shown:N", axis), common.RUN)
     longest = max(max(float(row["value"]), float(row["high"])) for row in data)
-    room = alt.Scale(domain=[0, 1.4 * longest], nice=False)  # for the number at the end of the bar
+    room = alt.Scale(domain=[0, 1.4 * longest], nice=False)  # space for the number at the end of the bar
     base = common.rows().encode(
         y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=230)),
         x=alt.X("value:Q", title=axis, scale=room, axis=alt.Axis(grid=True, tickCount=5)),

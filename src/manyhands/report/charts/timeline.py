@@ -1,4 +1,4 @@
-"""What every rank really did, moment by moment: a Gantt chart of one typical step or a few."""
+"""What every rank did over time: a Gantt chart of one typical step, or of a few."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_RUNS, MOST_SPANS, NUMBERED = 4, 600, ("forward", "backward")
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One run per strategy, pipelines first: they are what a picture explains best."""
+    """One panel per strategy, pipelines first: a timeline explains them best."""
     found: dict[str, RunRecord] = {}
     kept = [record for record in findings.records if any(record.timeline)]
     for record in sorted(kept, key=lambda record: _rank(record, findings)):
@@ -33,7 +33,7 @@ def figure(findings: Findings) -> Figure | None:
 
 
 def _rank(record: RunRecord, findings: Findings) -> tuple[tuple[int, ...], int, bool, int, int]:
-    """Strategies in order; of each the largest gang that is not far beyond the cores."""
+    """Sort key: strategies in order; for each, the most workers that are not far beyond the cores."""
     traits, known = record.spec.traits, list(STRATEGIES)
     place = known.index(record.spec.strategy) if record.spec.strategy in known else len(known)
     order = (traits.one_worker, not traits.staged, traits.serial, traits.averaging, place)
@@ -43,7 +43,7 @@ def _rank(record: RunRecord, findings: Findings) -> tuple[tuple[int, ...], int, 
 
 
 def spans(record: RunRecord) -> list[Row]:
-    """A row a stretch; micro-batches are numbered by counting, where there are several."""
+    """Return one row per span; micro-batches are numbered if there are several."""
     cut = record.spec.traits.staged
     several = any(sum(span.phase == "forward" for span in line) > 1 for line in record.timeline)
     data: list[Row] = []
@@ -71,7 +71,7 @@ def spans(record: RunRecord) -> list[Row]:
 def _panel(record: RunRecord) -> Panel:
     data = spans(record)
     whole = max(float(row["end"]) for row in data)
-    for row in data:  # a number that does not fit into its bar says nothing
+    for row in data:  # a number that does not fit into its bar is left out
         if float(row["ms"]) < 0.018 * whole:
             row["number"] = ""  # type: ignore[index]
     used = common.names(data, "phase")
@@ -111,7 +111,7 @@ def _panel(record: RunRecord) -> Panel:
 
 
 def busy(record: RunRecord) -> list[float]:
-    """The share of what is shown that each training rank spent on work of its own."""
+    """The share of the time shown that each training rank spent on its own work."""
     lines = [line for line in record.timeline[record.spec.servers :] if line]
     whole = max((line[-1].end for line in lines), default=0.0) or 1.0
     idle = ("wait", "communication")
