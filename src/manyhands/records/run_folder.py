@@ -22,7 +22,11 @@ from manyhands.records.spec import RunSpec
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`spec, environment, choices, result.json`, `steps.jsonl`, `model.safetensors`, `checkpoints/`."""
+    """The folder of a run.
+
+    It contains spec.json, environment.json, choices.json, result.json, steps.jsonl, model.safetensors and the
+    folder checkpoints.
+    """
 
     path: Path
 
@@ -38,7 +42,7 @@ class RunFolder:
 
     @property
     def steps_file(self) -> Path:
-        """The journal: one line per step."""
+        """The journal of the run: one line per step."""
         return self.path / "steps.jsonl"
 
     def check_links(self) -> None:
