@@ -145,7 +145,7 @@ TABLE = {
     ),
     "restarts of what is not started": (
         "train digits-mlp --restarts 2 --launcher inline",
-        "--restarts starts workers again, which launcher inline cannot: use local or mpi (torchrun has "
+        "--restarts starts workers again, which launcher inline cannot do: use local or mpi (torchrun has "
         "--max-restarts)",
     ),
     "negative restarts": (
@@ -160,7 +160,7 @@ TABLE = {
     ),
     "auto for a run that goes on": (
         "train --resume held --workers auto",
-        "workers auto is for new runs; say how many go on with held (it had 1)",
+        "workers auto is for new runs; give a number of workers to continue held (it had 1)",
     ),
     "auto for a strategy of its own": (
         "train digits-mlp --workers auto --strategy hogwild",
@@ -224,13 +224,13 @@ TABLE = {
     ),
     "a server alone under mpirun": (
         f"{MPIRUN} train digits-mlp --strategy server",
-        "strategy server needs ranks that serve and one to work, but mpirun started 1 and servers is 1: "
-        "no rank would be left to work",
+        "strategy server needs server ranks and at least one worker, but mpirun started 1 and servers is 1: "
+        "no rank is left for a worker",
     ),
     "servers alone under torchrun": (
         f"{TORCHRUN.format(2)} train digits-mlp --strategy server --servers 2",
-        "strategy server needs ranks that serve and one to work, but torchrun started 2 and servers is 2: "
-        "no rank would be left to work",
+        "strategy server needs server ranks and at least one worker, but torchrun started 2 and servers is 2"
+        ": no rank is left for a worker",
     ),
     "workers and servers are more than torchrun started": (
         f"{TORCHRUN.format(2)} train digits-mlp --strategy server --workers 2",
@@ -360,7 +360,7 @@ TABLE = {
     "no memory": ("train digits-mlp --memory 0", "memory must be at least 1 byte, got 0"),
     "a budget that nobody keeps to": (
         "train digits-mlp --memory 2GB --offload all",
-        "--memory says how much a worker may use, which offload auto keeps to, but offload is all",
+        "--memory is the limit per worker for offload auto, but offload is all",
     ),
     "offload what": (
         "train digits-mlp --offload some",
@@ -606,15 +606,15 @@ TABLE = {
     ),
     "a study of a billion repeats": (
         "study repeats.toml --dry-run",
-        "repeats.toml, line 2: this grid has 1,000,000,000 cells, and a study at most 10,000",
+        "repeats.toml, line 2: this grid has 1,000,000,000 cells, but a study has at most 10,000",
     ),
     "a study of more cells than all grids may have": (
         "study grids.toml --dry-run",
-        "grids.toml has 12,000 cells in its grids, and a study at most 10,000",
+        "grids.toml has 12,000 cells in its grids, but a study has at most 10,000",
     ),
     "a NUL in a study's name": (
         "study nul.toml",
-        r"nul.toml, line 1: name must do as a folder's name, got 'a\x00b'",
+        r"nul.toml, line 1: name must be a valid folder name, got 'a\x00b'",
     ),
     "a number of 5,000 digits in a study": (
         "study digits.toml",

@@ -82,7 +82,7 @@ def test_a_folder_is_resumed_as_the_message_says(tmp_path: Path, typed: Callable
     assert refused.code == 2
     assert refused.err == (
         "error: run was started with other settings (samples 500 -> 900); "
-        "go on all the same with --allow-changes\n"
+        "continue anyway with --allow-changes\n"
     )
     allowed = typed("train", "--resume", "run", "--samples", "900", "--allow-changes", "--json")
     assert json.loads(allowed.out)["samples"] == 900

@@ -148,7 +148,7 @@ def test_a_run_resumes_with_another_interval(here: Path, torn: Path) -> None:
     assert record.spec.strategy_options == {"every": 8}
     assert (record.resumed, record.steps) == (1, STEPS)
     assert any(
-        text.startswith("going on with strategy.every 50 -> 8: the same samples in") for text in notices
+        text.startswith("continuing with strategy.every 50 -> 8: the same samples in") for text in notices
     )
 
 

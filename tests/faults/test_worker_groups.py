@@ -160,7 +160,7 @@ def test_killed_with_three_workers_it_resumes_with_as_many_or_fewer(
 
     resumed = resume_folder(here / "killed", {"workers": then}, callbacks=[Notices()])
     assert resumed.resumed == 1
-    assert any(text.startswith("going on with") and f"workers 3 -> {then}" in text for text in notices) == (
+    assert any(text.startswith("continuing with") and f"workers 3 -> {then}" in text for text in notices) == (
         then != 3
     )
     steps, expected = RunFolder(here / "killed").steps(), RunFolder(whole).steps()

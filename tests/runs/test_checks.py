@@ -36,8 +36,8 @@ from manyhands.runs.checks import check_combination
         ),
         (
             {"restarts": 1},
-            "--restarts starts workers again, which launcher inline cannot: use local or mpi (torchrun has "
-            "--max-restarts)",
+            "--restarts starts workers again, which launcher inline cannot do: use local or mpi (torchrun "
+            "has --max-restarts)",
         ),
         (
             {

@@ -81,7 +81,7 @@ def test_ranks_of_torchrun_must_be_as_many_as_asked_for() -> None:
         fill_in({"workers": 3}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^workers is 2 and servers is 1, but torchrun started 2$"):
         fill_in({"workers": 2, "strategy": "server"}, TORCHRUN)
-    with pytest.raises(UsageError, match=r"started 2 and servers is 2: no rank would be left to work$"):
+    with pytest.raises(UsageError, match=r"started 2 and servers is 2: no rank is left for a worker$"):
         fill_in({"strategy": "server", "strategy_options": {"servers": 2}}, TORCHRUN)
     with pytest.raises(UsageError, match=r"^launcher env takes the processes that torchrun, mpirun or srun"):
         fill_in({"launcher": "env"}, {})

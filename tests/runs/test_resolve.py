@@ -33,7 +33,7 @@ def test_sizes_that_no_tensor_has() -> None:
     task = find.build("digits-mlp", {})
     beyond = dataclasses.replace(task, model=lambda: nn.Linear(2**40, 2**40))
     with pytest.raises(
-        UsageError, match=r"^digits-mlp cannot be built with width=1000: no tensor is so large$"
+        UsageError, match=r"^digits-mlp cannot be built with width=1000: its tensors would be too large$"
     ):
         resolve._check_size(WIDE, beyond)
 

@@ -183,7 +183,7 @@ class TestResume:
             train(epochs=2, batch=50, out=here / "run", resume=True)
         assert str(caught.value) == (
             f"{here / 'run'} was started with other settings (batch 100 -> 50; epochs 1 -> 2); "
-            "go on all the same with --allow-changes"
+            "continue anyway with --allow-changes"
         )
         assert mh.load(here / "run").spec.batch == 100
 
@@ -256,7 +256,7 @@ class TestResume:
         first = train(epochs=1)
         other = train(epochs=2, resume=True, quiet=False)
         assert other.run != first.run
-        said = f"runs has no run of just these settings to resume: starting {other.run}\n"
+        said = f"runs has no run with exactly these settings to resume: starting {other.run}\n"
         assert capsys.readouterr().err.startswith(said)
 
     def test_how_often_it_is_saved_may_change(self, here: Path) -> None:

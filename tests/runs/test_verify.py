@@ -165,7 +165,7 @@ def test_tensors_whose_names_are_numbered_are_compared_in_their_order(
     found = json.loads(out)
     assert (code, found["exact"]) == (0, True)
     assert (
-        "each build of the model numbers its tensors anew: they are compared in their order"
+        "each build of the model gives its tensors new numbers: they are compared in their order"
         in found["reasons"]
     )
     assert len(found["comparisons"]) == 2

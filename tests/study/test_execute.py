@@ -368,5 +368,5 @@ def test_a_table_that_fails_is_switched_off(
     answer = typed("study", "s.toml", "--no-report")
     assert answer.code == 0, answer.err
     assert len(StudyFolder(tmp_path / "results/one").read().records) == 1
-    said = "the study's table was switched off: OSError: the terminal is gone; the study goes on without it"
+    said = "the study's table was switched off: OSError: the terminal is gone; the study continues without it"
     assert answer.err.splitlines().count(said) == 1

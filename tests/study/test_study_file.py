@@ -91,7 +91,7 @@ BAD = {
     ),
     "an empty list": (
         GRID + "batch = []",
-        "s.toml, line 3: batch is an empty list: there is no value to take",
+        "s.toml, line 3: batch is an empty list: give at least one value",
     ),
     "batch and share": (
         GRID + "batch = 100\nshare = 50",
@@ -129,7 +129,7 @@ BAD = {
     "timed": (GRID + "timed = 1", "s.toml, line 3: timed must be true or false, got 1"),
     "one grid": (
         "[grid]\ntask = 'quadratic'",
-        "s.toml, line 1: grid may be there several times: write [[grid]]",
+        "s.toml, line 1: grid is a list of tables: write [[grid]]",
     ),
     "several defaults": (
         "[[defaults]]\nbatch = 1\n" + GRID,
@@ -147,7 +147,7 @@ BAD = {
         "s.toml, line 1: unknown claim 'ofload' (did you mean 'offload'? known: large-batch, critical-batch, "
         "noise-scale, data-or-model, more-workers, asynchrony, averaging, offload)",
     ),
-    "name": ("name = 'a/b'\n" + GRID, "s.toml, line 1: name must do as a folder's name, got 'a/b'"),
+    "name": ("name = 'a/b'\n" + GRID, "s.toml, line 1: name must be a valid folder name, got 'a/b'"),
     "fallback": (
         "fallback = 'digit-mlp'\n" + GRID,
         "s.toml, line 1: unknown task 'digit-mlp' (did you mean 'digits-mlp'? known: ",
@@ -163,7 +163,7 @@ BAD = {
     ),
     "too many": (
         GRID + f"seed = {list(range(200))}\nbatch = {list(range(1, 101))}",
-        "s.toml, line 1: this grid has 20,000 cells, and a study at most 10,000",
+        "s.toml, line 1: this grid has 20,000 cells, but a study has at most 10,000",
     ),
 }
 

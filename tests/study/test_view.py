@@ -59,7 +59,7 @@ def test_noise_and_failures_are_in_the_table() -> None:
 
 
 @pytest.fixture
-def sheet() -> StudyState:
+def state() -> StudyState:
     """Sixty cells, most of them done."""
     found = StudyState(Study(Path("s.toml"), "s", "s"))
     for number in range(60):
@@ -72,11 +72,11 @@ def sheet() -> StudyState:
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 24), (60, 12), (40, 6)])
-def test_the_live_table_fits(sheet: StudyState, here: Path, width: int, height: int) -> None:
+def test_the_live_table_fits(state: StudyState, here: Path, width: int, height: int) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, highlight=False)
     view = LiveTable(console)
-    view.begun(sheet, here)
-    [running] = sheet.of("running")
+    view.begun(state, here)
+    [running] = state.of("running")
     view.note(running, "64 %  loss 0.0410  1,730 img/s")
     lines = view.lines()
     view.close()
@@ -91,11 +91,11 @@ def test_the_live_table_fits(sheet: StudyState, here: Path, width: int, height: 
 
 
 def test_lines_say_what_began_and_what_came_of_it(
-    sheet: StudyState, capsys: pytest.CaptureFixture[str], study: Callable[[str], Study]
+    state: StudyState, capsys: pytest.CaptureFixture[str], study: Callable[[str], Study]
 ) -> None:
     view = LineByLine()
-    view.begun(sheet, Path("results/s"))
-    for entry in list(sheet.entries.values())[49:51]:
+    view.begun(state, Path("results/s"))
+    for entry in list(state.entries.values())[49:51]:
         view.changed(entry)
     entry.state, entry.reason = "failed", "it burned"
     view.changed(entry)

@@ -1,4 +1,4 @@
-"""The command line: one small file per verb, and the place where an error becomes a sentence and a code."""
+"""The command line: one small file per command, and the code that turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# the short help is what fits the line in the list of commands
+# the short help fits on one line in the list of commands
 app.command(
     "train",
     cls=GroupedCommand,
@@ -63,14 +63,14 @@ def _main(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """Run the command line; the exit code is 0, 1 (a fault while running), 2 (bad input) or 128 + signal."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # Windows: what its code page lacks is shown as ?
+    """Run the command line; the exit code is 0, 1 (an error while running), 2 (bad input) or 128 + signal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # Windows: characters that its code page lacks become ?
         sys.stdout.reconfigure(errors="replace")
     sys.exit(answer(sys.argv[1:]))
 
 
 def answer(arguments: list[str]) -> int:
-    """Carry out a command line; every failure is one sentence on standard error (law 10)."""
+    """Run a command and return its exit code; every failure is one sentence on standard error (law 10)."""
     try:
         _check_text(arguments)
         with log_handler.shown():
@@ -83,28 +83,28 @@ def answer(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", _INTERRUPTED)
     except SystemExit as error:
-        if isinstance(error.__context__, OSError):  # typer's own, where whoever read our output is gone
+        if isinstance(error.__context__, OSError):  # from typer, when the reader of our output is gone
             raise
         return _fail(
             f"the process was ended with sys.exit({error.code!r}), in a task's code or a library's", 1
         )
     except BrokenPipeError:
-        # whoever read our output (`| head`) has seen enough; keep Python from complaining at its exit
+        # the reader of our output (such as `| head`) is gone; keep Python from complaining at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 (the last place before a bare traceback)
-        if hasattr(error, "format_message"):  # click's own: an unknown option, a missing argument
-            return _fail(cut(_of_a_value(error) or error.format_message()), 2)
+        if hasattr(error, "format_message"):  # from click: an unknown option, a missing argument
+            return _fail(cut(_invalid_value(error) or error.format_message()), 2)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _fail(f"{shown(str(error.filename))} is longer than a path may be", 2)
         return _fail(_unexpected(error), 1)
-    if outcome == _INTERRUPTED:  # typer makes this of Ctrl-C where nobody else hears it, such as in a task
+    if outcome == _INTERRUPTED:  # what typer returns for Ctrl-C if nothing else handles it, such as in a task
         return _fail("interrupted", _INTERRUPTED)
     return outcome if isinstance(outcome, int) else 0
 
 
-def _of_a_value(error: Any) -> str:
-    """The sentence for a value that is not of its flag's type, in the words of our own checks."""
+def _invalid_value(error: Any) -> str:
+    """The sentence for a value of the wrong type, in the words of our own checks."""
     if not isinstance(error.__cause__, ValidationError):
         return ""
     first = error.__cause__.errors()[0]
@@ -113,23 +113,23 @@ def _of_a_value(error: Any) -> str:
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Names and values end up in files and messages, which are text."""
+    """Refuse arguments that are not text: they end up in files and messages."""
     for argument in arguments:
         if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise UsageError(f"the argument {shown(argument)} is not text in UTF-8")
 
 
 def _fail(message: str, code: int, *, common: bool = False) -> int:
-    """Say it, further lines below the first; of what all ranks on a host find wrong, one speaks."""
+    """Print an error and return its exit code; an error that all ranks share is printed once per host."""
     if not common or os.environ.get("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) == "0":
         print("error: " + formatting.printed(message).replace("\n", "\n       "), file=sys.stderr)
     return code
 
 
 def _unexpected(error: Exception) -> str:
-    """What nobody foresaw, in a task's code or in ours: where it happened, and where the rest is told."""
+    """The message for an unexpected error, in a task's code or ours: where it happened, and its log file."""
     notes = list(getattr(error, "__notes__", []))
-    if not any(note.startswith(tracebacks.LOG_NOTE) for note in notes):  # it has no folder
+    if not any(note.startswith(tracebacks.LOG_NOTE) for note in notes):  # outside of a run
         with tempfile.NamedTemporaryFile("w", prefix="manyhands-", suffix=".log", delete=False) as file:
             file.write("".join(traceback.format_exception(error)))
         notes.insert(0, f"{tracebacks.LOG_NOTE}{file.name}")

@@ -1,4 +1,4 @@
-"""`manyhands doctor`: what is here, what is missing, and what to do about it."""
+"""`manyhands doctor`: what is installed, what is missing, and what to do about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ manyhands doctor --json"""
 
 
 class Diagnostic(NamedTuple):
-    """One line of the doctor: a state, what it is about, and what to do where something is to be done."""
+    """One line of the output: a state, what it is about, and what was found or needs to be done."""
 
     state: Literal["ok", "warn", "miss"]
     about: str
@@ -48,7 +48,7 @@ def doctor(
 
 
 def examine() -> list[Diagnostic]:
-    """Every check, the most important first."""
+    """Run all checks and return their results, the most important first."""
     return [_torch(), _threads(), *_space(), _mpi(), *_data(), *_extras()]
 
 
@@ -124,11 +124,11 @@ def _data() -> list[Diagnostic]:
         if present(name):
             findings.append(Diagnostic("ok", name, "in the cache"))
         elif shutil.which(program):
-            findings.append(Diagnostic("ok", name, f"fetched at first use (a mirror, or {program})"))
+            findings.append(Diagnostic("ok", name, f"downloaded at first use (a mirror, or {program})"))
         else:
             findings.append(
                 Diagnostic(
-                    "warn", name, f"fetched from a mirror at first use; without one, install {program}"
+                    "warn", name, f"downloaded from a mirror at first use; without one, install {program}"
                 )
             )
     return findings

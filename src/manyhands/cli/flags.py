@@ -1,9 +1,9 @@
-"""Flags made from what is written elsewhere: the fields of a run's spec and the options of each strategy.
+"""Flags that are generated from the fields of a run's spec and from the options of each strategy.
 
     RunSpec.batch: int | None            ->  --batch <int>        in the group "Data and batch"
     AverageOptions.every: int | str      ->  --every <str>        in the group "Strategy average"
 
-A verb declares its own flags as usual and takes the others as keywords; `with_flags` completes its signature.
+A command declares its own flags as usual and takes the others as keywords; `with_flags` adds them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from manyhands.core import registry
 from manyhands.core.registry.strategies import STRATEGIES
 from manyhands.records.spec import RunSpec
 
-# the groups of `--help`, in its order; those of strategies follow
+# the groups of `--help`, in order; those of strategies follow
 RUN, BATCH, WHERE, MEMORY = "Run", "Data and batch", "Where it runs", "Memory"
 OUTPUT = "Checkpoints and output"
 GROUPS = (RUN, BATCH, WHERE, MEMORY, OUTPUT)
@@ -32,9 +32,9 @@ class Setting(NamedTuple):
 
     group: str
     help: str
-    default: str = ""  # what is meant where it is not given, if the field's own default does not say so
+    default: str = ""  # shown in the help, if the field's own default does not say enough
     text: bool = False  # read as text, because more than the field's type is allowed
-    flag: bool = True  # false: it has no flag of its own, or the verb declares it
+    flag: bool = True  # false: it has no flag of its own, or the command declares it
 
 
 SETTINGS: dict[str, Setting] = {
@@ -73,7 +73,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 def settings(*names: str, defaults: Mapping[str, Any] | None = None) -> list[inspect.Parameter]:
-    """A flag for each field of RunSpec (or the named ones); a verb may have defaults of its own."""
+    """Return a flag for each field of RunSpec (or the named ones); a command may have its own defaults."""
     made = []
     for name, setting in SETTINGS.items():
         if not setting.flag or (names and name not in names):
@@ -87,7 +87,7 @@ def settings(*names: str, defaults: Mapping[str, Any] | None = None) -> list[ins
 
 
 def strategy_flags() -> list[inspect.Parameter]:
-    """A flag for each option of each strategy; one that several have appears once."""
+    """Return a flag for each option of each strategy; an option of several strategies appears once."""
     made: dict[str, tuple[registry.Option, list[str]]] = {}
     for strategy, row in STRATEGIES.items():
         for option in registry.options(row.options).values():
@@ -105,7 +105,7 @@ def strategy_flags() -> list[inspect.Parameter]:
 
 
 def with_flags(*parameters: Iterable[inspect.Parameter]) -> Callable[[Function], Function]:
-    """Give a verb these flags; it receives those that were given as keywords, beside its own."""
+    """Add these flags to a command; it receives them as keywords, in addition to its own."""
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function, eval_str=True).parameters.values()
@@ -119,7 +119,7 @@ def with_flags(*parameters: Iterable[inspect.Parameter]) -> Callable[[Function],
 
 
 def given(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The flags that were given: those of the spec, and those of a strategy."""
+    """Return the flags that were given: those of the spec, and those of a strategy."""
     found = {name: value for name, value in flags.items() if value is not None}
     of_spec = {name: found.pop(name) for name in list(found) if name in SETTINGS}
     return of_spec, found
@@ -131,7 +131,7 @@ def _parameter(
     flag = f"--{name.replace('_', '-')}"
     if kind is bool:
         names = [flag]
-    elif kind is NoneType:  # true, false or left open
+    elif kind is NoneType:  # true, false or not given
         kind, names = bool, [f"{flag}/--no-{flag[2:]}"]
     else:
         names = [flag]
@@ -143,7 +143,7 @@ def _parameter(
 
 
 def _kind(annotation: Any) -> Any:
-    """The type that the command line reads: what else a value must be is checked with all other settings."""
+    """The type that the command line parses; further limits are checked with all other settings."""
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kinds = [each for each in members if each is not NoneType]
     if kinds == [bool]:

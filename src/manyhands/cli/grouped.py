@@ -1,4 +1,4 @@
-"""A command whose `--help` shows its flags in groups, as plain text that reads well in a pipe too."""
+"""A command whose `--help` shows its flags in groups, as plain text that is also readable in a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class GroupedCommand(TyperCommand):
     """Writes one section per group (typer's `rich_help_panel`): the known groups, then one per strategy."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, then the groups, then the flags that are in none."""
+        """Write the arguments, then the groups, then the flags without a group."""
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *GROUPS)}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

@@ -70,7 +70,7 @@ def _print_axes(chosen: dict[str, registry.Axis], json: bool) -> None:
 
 
 def _print_member(name: str, json: bool) -> None:
-    """One member and its options: a strategy has flags for them, a task and a recipe take them with --set."""
+    """Print a member and its options: flags for a strategy, --set for a task or a recipe."""
     if name in RECIPES:
         builder = registry.member("recipe", RECIPES, name)
     elif name in STRATEGIES:
@@ -128,7 +128,7 @@ def _default(value: Any) -> str:
     return "none" if value in (None, "") else str(value)
 
 
-# one of it, and several with commas between them
+# for one value, and for several values with commas between them
 _WORDS = {
     int: ("whole number", "whole numbers"),
     float: ("number", "numbers"),
@@ -139,7 +139,7 @@ _WORDS = {
 
 
 def _said(kind: Any) -> str:
-    """A type as a person reads it: `whole number >= 1`, `number or none`, `whole numbers`."""
+    """A type in words: `whole number >= 1`, `number or none`, `whole numbers`."""
     if hasattr(kind, "__metadata__"):
         return f"{_said(kind.__origin__)} {_limits(kind)}"
     if isinstance(kind, UnionType):
@@ -150,8 +150,8 @@ def _said(kind: Any) -> str:
 
 
 def _type(kind: Any) -> str:
-    """The same as a program reads it."""
-    if hasattr(kind, "__metadata__"):  # Annotated: the type, then what it allows
+    """A type as it is written in Python, for JSON."""
+    if hasattr(kind, "__metadata__"):  # Annotated: the type, then its limits
         return f"{_type(kind.__origin__)} {_limits(kind)}"
     choices = getattr(kind, "__args__", ())
     if str(kind).startswith("typing.Literal"):

@@ -1,4 +1,4 @@
-"""The command line's own handler for the log: warnings that no progress display is left to show."""
+"""The log handler of the command line: prints warnings that no progress display can show."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import final
 from manyhands.callbacks.log import CALLBACKS
 from manyhands.core import formatting
 
-WAIT = 0.5  # seconds for a line: standard error may be a pipe that is full
+WAIT = 0.5  # seconds to wait for a line to be printed: standard error may be a full pipe
 
 
 @final
 class StandardError(logging.Handler):
-    """Prints each message on standard error, in a thread: a pipe that is full must not stop a run."""
+    """Prints each message on standard error, in a thread: a full pipe must not stop a run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message, or give up after a moment."""
@@ -29,9 +29,9 @@ class StandardError(logging.Handler):
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-    """Show, while a command runs, what the progress display cannot show.
+    """While a command runs, print warnings that the progress display cannot show.
 
-    Nothing is passed on to handlers that a task's file may configure: each line is shown once.
+    They do not propagate to handlers that a task file may configure: each line is printed once.
     """
     package, handler = logging.getLogger("manyhands"), StandardError(logging.WARNING)
     propagated, package.propagate = package.propagate, False

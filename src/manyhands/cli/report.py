@@ -1,4 +1,4 @@
-"""`manyhands report`: draw the report of a study, or of any folder of runs, again and without torch."""
+"""`manyhands report`: draw the report of a study, or of any folder of runs, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manyhands show`: what a run is and what came of it, read from its folder without torch."""
+"""`manyhands show`: the settings and the result of a run, read from its folder without torch."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def show(
 
 
 def _status(record: RunRecord | None, steps: list[StepRecord], run: Path) -> str:
-    go_on = f"continue with: manyhands train --resume {run}"
+    resume = f"continue with: manyhands train --resume {run}"
     if record is None:
         last = f"stopped after step {steps[-1].step:,}" if steps else "no step yet"
-        return f"not finished, {last}; {go_on}"
+        return f"not finished, {last}; {resume}"
     if record.status == "interrupted":
-        return f"interrupted at step {record.steps:,}; {go_on}"
+        return f"interrupted at step {record.steps:,}; {resume}"
     if record.status == "diverged":
         return f"diverged: {record.message}"
     ended = {"finished": "finished", "target": "stopped at its target"}[record.status]
@@ -98,7 +98,7 @@ def _result(record: RunRecord) -> list[str]:
 
 
 def _step_times(record: RunRecord) -> list[str]:
-    """`a step takes 15 ms (14 to 18 ms, eight of ten)`, the first steps left out."""
+    """`step       15 ms on average (14 ms to 18 ms, 8 of 10 steps), without the first steps`."""
     times = record.worker_step_times
     if times is None:
         return []
@@ -107,7 +107,7 @@ def _step_times(record: RunRecord) -> list[str]:
 
 
 def _noise(record: RunRecord) -> list[str]:
-    """The gradient noise scale, where it was measured."""
+    """The gradient noise scale, if it was measured."""
     noise = record.noise
     if noise is None:
         return []
@@ -119,7 +119,7 @@ def _noise(record: RunRecord) -> list[str]:
 
 
 def _memory(record: RunRecord) -> str:
-    """`410 MB at most`, and what each rank took to train where there are several."""
+    """`410 MB at most`, and the memory for training per rank if there are several."""
     if not record.peak_memory:
         return "not known on this system"
     most = f"{formatting.size(record.peak_memory)} at most"
@@ -133,7 +133,7 @@ def _memory(record: RunRecord) -> str:
 
 
 def _workers(record: RunRecord) -> list[str]:
-    """One line per worker, where there are several: its host, what it spent on the others, what it moved."""
+    """One line per rank if there are several: its communication, waiting, traffic, work and host."""
     if len(record.phases) < 2:
         return []
     lines = []
@@ -153,7 +153,7 @@ def _workers(record: RunRecord) -> list[str]:
 
 
 def _work(record: RunRecord, rank: int) -> str:
-    """`, 12,416 images in 388 steps`, where workers may have done more or less than others."""
+    """`, 12,416 images in 388 steps`, if workers may have done different amounts of work."""
     if not record.staleness or rank < record.spec.servers:
         return ""
     share = record.shares[rank]
@@ -165,7 +165,7 @@ def _work(record: RunRecord, rank: int) -> str:
 
 
 def _staleness(record: RunRecord) -> list[str]:
-    """The mean and a row of blocks: how many updates were how stale."""
+    """The mean staleness of updates, and its histogram as a row of blocks."""
     if record.mean_staleness is None:
         return []
     most = max(record.staleness)
@@ -178,7 +178,7 @@ def _staleness(record: RunRecord) -> list[str]:
 
 
 def _curves(steps: list[StepRecord], name: str) -> list[str]:
-    """The loss as a line of blocks, and a row an evaluation (the first, the last and some between)."""
+    """The loss as a row of blocks, and some evaluations (the first, the last and up to six between)."""
     if not steps:
         return []
     losses = [step.loss for step in steps]
@@ -200,7 +200,7 @@ def _curves(steps: list[StepRecord], name: str) -> list[str]:
 
 
 def _thin(values: list[float], most: int) -> list[float]:
-    """Means of equal stretches, at most so many; of what is finite in them, if anything is."""
+    """Return at most this many values: the means of equal stretches, without values that are not finite."""
     if len(values) <= most:
         return values
     edges = [round(k * len(values) / most) for k in range(most + 1)]
@@ -209,12 +209,12 @@ def _thin(values: list[float], most: int) -> list[float]:
 
 def _mean(values: list[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
-    return sum(value / len(finite) for value in finite) if finite else math.nan  # a sum of them may overflow
+    return sum(value / len(finite) for value in finite) if finite else math.nan  # their sum may overflow
 
 
 def _blocks(values: list[float]) -> str:
-    """A row of blocks, from the lowest value to the highest; a cross for what is not finite."""
-    halves = [value / 2 for value in values]  # the span of two floats may be more than a float holds
+    """A row of blocks, from the lowest value to the highest; a cross for a value that is not finite."""
+    halves = [value / 2 for value in values]  # the difference of two floats may overflow
     finite = [half for half in halves if math.isfinite(half)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     blocks = "▁▂▃▄▅▆▇█"

@@ -28,7 +28,7 @@ manyhands study my-study.toml --out results/mine
 
 manyhands study studies/default.toml --jobs 2 --json"""
 
-SHOWN = 10  # reasons
+SHOWN = 10  # at most this many reasons are printed
 
 
 def study(
@@ -40,21 +40,23 @@ def study(
     jobs: Annotated[
         int,
         typer.Option(
-            help="How many cells that are not timed run at a time. [default: 1]", show_default=False
+            help="Number of cells to run at a time, if they are not timed. [default: 1]", show_default=False
         ),
     ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and about how long they take, and stop.")
     ] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Draw no report.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table and the answer.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the table and the answer.")
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the records as JSON on standard output.")
     ] = False,
 ) -> None:
     """Run every cell of a study that has no result yet, and print table, answer and the report's path.
 
-    A study that was stopped goes on where it was when the same command is given again.
+    Run the same command again to continue a study that was stopped.
     """
     from manyhands.core.atomic_files import usable
     from manyhands.runs.checks import most_ranks
@@ -88,7 +90,7 @@ def _say(text: str) -> None:
 
 
 def _print(results: Results) -> None:
-    """The table, what is not in it and why, and the answer."""
+    """Print the table, the cells that are not in it and why, and the answer."""
     from manyhands.analysis.answer import answers
     from manyhands.claims import settle
     from manyhands.study.study_state import cell_title
@@ -126,7 +128,7 @@ def _report(results: Results, quiet: bool) -> None:
 
 
 def _json(results: Results) -> list[dict[str, Any]]:
-    """The records, then the cells that have none and why."""
+    """Return the records, then the cells that have none and why."""
     found = [record.model_dump(mode="json") for record in results.records]
     for what, cells in (("error", results.failed), ("excluded", results.excluded), ("left", results.left)):
         found += [{"spec": cell.spec.model_dump(mode="json"), what: reason} for cell, reason in cells]

@@ -90,7 +90,7 @@ def train(
     ] = False,
     **flags: Any,
 ) -> None:
-    """Train a task and leave a run folder with its record, model and checkpoints.
+    """Train a task and write a run folder with its record, model and checkpoints.
 
     `manyhands list STRATEGY` explains the options of one strategy.
     """
@@ -123,7 +123,7 @@ def train(
 
 
 def count_of(workers: str) -> int | str:
-    """`2`, or `auto`."""
+    """Parse the number of workers, such as `2`, or `auto`."""
     if workers == "auto":
         return workers
     try:
@@ -133,7 +133,7 @@ def count_of(workers: str) -> int | str:
 
 
 def parse_set(pairs: list[str]) -> tuple[dict[str, str], dict[str, str], dict[str, Any]]:
-    """`width=2` is an option of the task, `recipe.warmup=1` of the recipe, `strategy.every=4` of that."""
+    """Parse --set into options of the task (`width=2`), the recipe (`recipe.lr=1`) and the strategy."""
     found: dict[str, dict[str, Any]] = {"": {}, "recipe": {}, "strategy": {}}
     for pair in pairs:
         name, equals, value = pair.partition("=")

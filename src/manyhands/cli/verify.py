@@ -1,4 +1,4 @@
-"""`manyhands verify`: is a strategy exact? A few steps beside `single`, compared tensor by tensor."""
+"""`manyhands verify`: check that a strategy is exact by comparing a few steps with those of `single`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ manyhands verify mnist-resnet --workers 2 --transport torch --sync-batchnorm
 
 manyhands verify mnist-cnn --workers 2 --transport mpi --json"""
 
-UNEVEN = 65  # samples: a batch that does not divide is the harder one to get right
+UNEVEN = 65  # samples: a batch that cannot be divided evenly is harder to get right
 
 
 @with_flags(
@@ -70,7 +70,7 @@ def verify(
 
 
 def lines(verdict: Any) -> list[str]:
-    """A table for people: one row per tensor, one column per precision; then the result and its notes."""
+    """Return a table as text: one row per tensor, one column per precision; then the result and its notes."""
     comparisons = verdict.comparisons
     width = max(len(name) for name in [*comparisons[0].tensors, "largest of all"])
     head = "".join(f"  {comparison.dtype:>9}" for comparison in comparisons)

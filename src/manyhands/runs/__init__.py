@@ -1,4 +1,4 @@
-"""The parent of a run: defaults, checks, launch, restarts, resume; verify and autotune are runs too.
+"""The parent process of a run: defaults, checks, launch, restarts and resume; also verify and autotune.
 
-The one room where the axes meet. It may use every room of the running tower.
+This is the only room that combines all axes. It may use every room of the running tower.
 """

@@ -1,4 +1,4 @@
-"""What short measurements choose: workers and threads (`--workers auto`), and micro-batches."""
+"""Settings chosen by short measurements: workers and threads (`--workers auto`), and micro-batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from manyhands.core.signals import StopRequest
 from manyhands.launchers.base import Launcher
 from manyhands.records.spec import RunSpec
 
-ROUNDS, SECONDS = 2, 1.0  # each split is measured this often, in turn, and this long
-BRIEFLY = 0.4  # seconds per number of micro-batches
-LEAST = 8  # samples per micro-batch: smaller ones are slow, and the statistics of batch norm poor
+ROUNDS, SECONDS = 2, 1.0  # each split is measured this often, in turn, for this many seconds
+BRIEFLY = 0.4  # seconds per measurement of a number of micro-batches
+LEAST = 8  # samples per micro-batch: smaller ones are slow, and batch norm's statistics would be poor
 
 
 class Split(NamedTuple):
@@ -29,12 +29,12 @@ class Split(NamedTuple):
 
 
 def splits(cores: int, batch: int) -> list[Split]:
-    """Every division of the cores that leaves no core idle and no worker without a sample."""
+    """Return every division of the cores that leaves no core idle and no worker without a sample."""
     return [Split(n, cores // n) for n in range(1, cores + 1) if cores % n == 0 and n <= batch]
 
 
 def choose(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
-    """The (resolved) spec with the fastest split; best of interleaved rounds, since machines are noisy."""
+    """Return the (resolved) spec with the fastest split: the best of interleaved rounds, to reduce noise."""
     from manyhands.engine.probe import measure
 
     assert spec.batch is not None
@@ -53,7 +53,7 @@ def choose(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
 
 
 def with_micro_batches(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
-    """The (resolved) pipeline with the number of micro-batches that is measured to be the fastest.
+    """Return the (resolved) spec of a pipeline with the number of micro-batches measured to be the fastest.
 
     Few micro-batches leave stages idle, many are small and slow: it depends on the model and the machine.
     """
@@ -78,7 +78,7 @@ def with_micro_batches(spec: RunSpec, unit: str, notice: Callable[[str], None]) 
 
 
 def _measured(launcher: Launcher, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
-    """The result of rank 0; signals are handled also while workers start and end."""
+    """Return the result of rank 0; signals are handled also while workers start and end."""
     from manyhands.engine.probe import interrupted
 
     with StopRequest() as stop:
@@ -93,7 +93,7 @@ def _in_parts(spec: RunSpec, count: int) -> RunSpec:
 
 
 def placed(spec: RunSpec, split: Split) -> RunSpec:
-    """The spec on this split."""
+    """Return the spec with the workers and threads of this split."""
     if split.workers == 1:
         launcher = launchers.default(1, None, spec.restarts)
         return spec.alone(threads=split.threads, launcher=launcher)

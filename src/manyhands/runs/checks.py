@@ -1,4 +1,4 @@
-"""Names and combinations that cannot work, refused in one sentence before anything starts (law 10)."""
+"""Refuse names and combinations that cannot work, in one sentence, before anything starts (law 10)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from manyhands.tasks import TASKS
 
 
 def check(spec: RunSpec) -> None:
-    """Refuse what can be known to be wrong before torch is even imported."""
+    """Refuse everything that can be checked without importing torch."""
     check_names(spec)
     faults.from_environment()
     faults.slowness(0)
@@ -50,7 +50,7 @@ def check_names(spec: RunSpec) -> None:
 
 
 def check_combination(spec: RunSpec) -> None:
-    """Refuse members that are known and do not go together, each with its reason."""
+    """Refuse known members that do not work together, each with its reason."""
     chosen = options.build(spec.strategy, spec.strategy_options)
     check_system(spec.launcher)
     _check_size(spec)
@@ -63,13 +63,13 @@ def check_combination(spec: RunSpec) -> None:
     _check_gpu(spec)
     if spec.restarts and not LAUNCHERS[spec.launcher].restarts:
         raise UsageError(
-            f"--restarts starts workers again, which launcher {spec.launcher} cannot: use "
+            f"--restarts starts workers again, which launcher {spec.launcher} cannot do: use "
             f"{' or '.join(launchers.for_restarts())} (torchrun has --max-restarts)"
         )
 
 
 def check_system(launcher: str) -> None:
-    """Refuse a launcher that needs more than Python has on this system; one worker needs nothing."""
+    """Refuse a launcher that needs functions that Python lacks on this system; one worker needs none."""
     if missing := [name for name in LAUNCHERS[launcher].system if not hasattr(os, name)]:
         raise UsageError(
             f"launcher {launcher} needs Linux: Python on this system ({sys.platform}) has no "
@@ -78,17 +78,17 @@ def check_system(launcher: str) -> None:
 
 
 def most_ranks() -> int:
-    """The most processes that are started on this machine: many more than it has cores."""
+    """Return the most ranks that may be started on this machine: many more than it has cores."""
     return min(1024, max(128, 16 * environment.cores()))
 
 
 def most_threads() -> int:
-    """The most threads of a worker; beyond the cores they cost far more than they bring."""
+    """Return the most threads that a worker may have; beyond the cores they cost more than they gain."""
     return max(64, 4 * environment.cores())
 
 
 def _check_size(spec: RunSpec) -> None:
-    """Refuse more than this machine can bear."""
+    """Refuse more threads or ranks than this machine can handle."""
     cores = formatting.plural(environment.cores(), "core")
     if spec.threads is not None and spec.threads > most_threads():
         raise UsageError(
@@ -104,7 +104,7 @@ def _check_size(spec: RunSpec) -> None:
 
 
 def _check_ranks(spec: RunSpec) -> None:
-    """Refuse a transport or a launcher that is not for several ranks."""
+    """Refuse a transport or a launcher that does not support several ranks."""
     transport, known = TRANSPORTS[spec.transport], transports.for_processes()
     others = f"{', '.join(known[:-1])} or {known[-1]}"
     serving = f" and servers is {spec.servers}" if spec.servers else ""
@@ -125,7 +125,7 @@ def _check_ranks(spec: RunSpec) -> None:
 
 
 def _check_packages(spec: RunSpec) -> None:
-    """Refuse what is not installed, and a transport whose ranks must be started by another launcher."""
+    """Refuse packages that are not installed, and a transport that needs another launcher."""
     transport = TRANSPORTS[spec.transport]
     for row in (transport, LAUNCHERS[spec.launcher]):
         if row.package and find_spec(row.package) is None:
@@ -136,7 +136,7 @@ def _check_packages(spec: RunSpec) -> None:
 
 
 def _check_strategy(spec: RunSpec, chosen: options.StrategyOptions) -> None:
-    """Refuse what the strategy cannot do."""
+    """Refuse settings that the strategy does not support."""
     traits = spec.traits
     alone = TRANSPORTS[spec.transport].one_rank
     if traits.transports and spec.transport not in traits.transports and not alone:
@@ -153,10 +153,7 @@ def _check_strategy(spec: RunSpec, chosen: options.StrategyOptions) -> None:
             f"with it, or {spec.strategy} without offload {spec.offload}"
         )
     if spec.memory is not None and spec.offload != "auto":
-        raise UsageError(
-            "--memory says how much a worker may use, which offload auto keeps to, but offload is "
-            f"{spec.offload}"
-        )
+        raise UsageError(f"--memory is the limit per worker for offload auto, but offload is {spec.offload}")
     if spec.sync_batchnorm and not traits.sync_batchnorm and spec.workers > 1:
         raise UsageError(
             f"--sync-batchnorm needs workers that see the whole model and step together: use "
@@ -180,7 +177,7 @@ def _check_noise_scale(spec: RunSpec) -> None:
 
 
 def _check_gpu(spec: RunSpec) -> None:
-    """Refuse shared memory for a model on a GPU; where parameters stay in main memory, only if asked for."""
+    """Refuse shared memory for a model on a GPU; with parameters in main memory, only for --device cuda."""
     on_gpu = spec.device == "cuda" if spec.traits.host_memory else defaults.uses_cuda(spec.device)
     if TRANSPORTS[spec.transport].shared_memory and on_gpu:
         raise UsageError(
@@ -190,5 +187,5 @@ def _check_gpu(spec: RunSpec) -> None:
 
 
 def _with(trait: str) -> str:
-    """The strategies that have a trait: `single and allreduce`."""
+    """The names of the strategies that have a trait: `single and allreduce`."""
     return " and ".join(strategies.having(trait))

@@ -1,4 +1,4 @@
-"""What the user left open: workers, strategy, launcher and transport are filled in."""
+"""Fill in what the user left open: workers, strategy, launcher and transport."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from manyhands.records.spec import RunSpec
 
 
 def fill_in(settings: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The settings with workers, strategy, launcher and transport filled in where they are missing.
+    """Return the settings with workers, strategy, launcher and transport filled in if they are missing.
 
-    One worker is `single`, `solo`, `inline`. Several are `allreduce` on `shm`, started by `local`; ranks that
-    torchrun, mpirun or Slurm started are used as they are.
+    The defaults for one worker are `single`, `solo` and `inline`, for several `allreduce`, `shm` and `local`;
+    ranks that torchrun, mpirun or Slurm started are used as they are.
     """
     found = detect(os.environ if environ is None else environ)
     chosen = {name: value for name, value in settings.items() if value is not None}
@@ -44,7 +44,7 @@ def fill_in(settings: Mapping[str, Any], environ: Mapping[str, str] | None = Non
 
 
 def fill_in_resumed(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that is resumed: what it had, but filled in again where the workers change."""
+    """Return the settings of a resumed run: those it had, but filled in again if the workers change."""
     strategy, given = settings.get("strategy", before.strategy), settings.get("strategy_options", {})
     options = {**(before.strategy_options if strategy == before.strategy else {}), **given}
     here = fill_in(
@@ -66,18 +66,18 @@ def fill_in_resumed(before: RunSpec, settings: Mapping[str, Any]) -> dict[str, A
 
 
 def leads(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this process writes and prints: all do, except ranks 1, 2, ... of torchrun and its like."""
+    """Whether this process writes and prints: all do, except ranks 1, 2, ... of torchrun and others."""
     found = detect(os.environ if environ is None else environ)
     return found is None or found.rank == 0
 
 
 def joins(launcher: Any) -> bool:
-    """Whether a launcher takes ranks that another program started."""
+    """Whether a launcher uses ranks that another program started."""
     return isinstance(launcher, str) and launcher in LAUNCHERS and LAUNCHERS[launcher].already_started
 
 
 def uses_cuda(device: str) -> bool:
-    """Whether the model will be on a GPU; torch is asked only where there may be one."""
+    """Whether the model will be on a GPU; torch is asked only if there may be one."""
     if device == "cpu" or not Path("/dev/nvidiactl").exists():
         return device == "cuda"
     from manyhands.devices.device import count
@@ -91,7 +91,7 @@ def _traits(chosen: Mapping[str, Any]) -> StrategyEntry:
 
 
 def _servers(chosen: Mapping[str, Any]) -> int:
-    """Ranks that serve and do not train; a value that is no number is refused where options are checked."""
+    """The number of server ranks; a value that is not a number is refused when options are checked."""
     if not _traits(chosen).serves:
         return 0
     try:
@@ -101,12 +101,12 @@ def _servers(chosen: Mapping[str, Any]) -> int:
 
 
 def _started_workers(chosen: Mapping[str, Any], found: ClusterEnvironment) -> int:
-    """The workers among the ranks that were started."""
+    """The number of workers among the ranks that were started."""
     workers, servers = chosen.get("workers"), _servers(chosen)
     if servers >= found.size:
         raise UsageError(
-            f"strategy {chosen['strategy']} needs ranks that serve and one to work, but {found.starter} "
-            f"started {found.size} and servers is {servers}: no rank would be left to work"
+            f"strategy {chosen['strategy']} needs server ranks and at least one worker, but {found.starter} "
+            f"started {found.size} and servers is {servers}: no rank is left for a worker"
         )
     if workers is not None and workers + servers != found.size:
         serving = f" and servers is {servers}" if servers else ""
@@ -115,7 +115,7 @@ def _started_workers(chosen: Mapping[str, Any], found: ClusterEnvironment) -> in
 
 
 def _transport(chosen: Mapping[str, Any], ranks: int, found: ClusterEnvironment | None) -> str:
-    """The transport where none is named."""
+    """The default transport."""
     traits, launcher = _traits(chosen), chosen["launcher"]
     if ranks == 1:
         return transports.ONE_RANK
@@ -126,7 +126,7 @@ def _transport(chosen: Mapping[str, Any], ranks: int, found: ClusterEnvironment 
         return own[0]
     if not traits.host_memory and uses_cuda(chosen.get("device", "auto")):
         return transports.for_gpus()[0]
-    # averaging models is the message-passing way: under mpirun its messages are MPI's
+    # averaging models needs only messages: under mpirun they go over MPI
     if found is None or (found.one_host and not (traits.averaging and transports.is_of(found.starter))):
         return transports.ONE_HOST
     return transports.for_hosts(found.starter)

@@ -1,4 +1,4 @@
-"""One run, carried out: its folder held, its workers launched, and launched again after a failure."""
+"""Execute one run: lock its folder, launch its workers, and launch them again after a failure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def launcher_of(spec: RunSpec) -> Launcher:
-    """The spec's launcher; one that starts processes begins to, while this process looks at the data."""
-    if spec.offload != "none":  # before they load torch
+    """Return the spec's launcher; if it starts processes, it begins while this process loads the data."""
+    if spec.offload != "none":  # before the processes load torch
         allocator.huge_pages()
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
     launcher.warm_up()
@@ -44,14 +44,14 @@ def execute(
     allow_changes: bool,
     callbacks: BackgroundCallbacks,
 ) -> RunRecord:
-    """Run a (resolved) spec in this folder, or go on with what is there, and return the record."""
+    """Run a (resolved) spec in this folder, or resume the run there, and return the record."""
     from manyhands.engine.job import Job
 
     notice = callbacks.on_notice
     with ExitStack() as stack:
         new = not folder.path.exists()
         stack.enter_context(folder.locked())
-        stack.enter_context(callbacks)  # closed while the folder is held: a tracker may write there
+        stack.enter_context(callbacks)  # closed while the folder is locked: a tracker may write there
         accept = frozenset[str]()
         try:
             spec = _with_micro_batches(spec, folder.spec() if resume else None, notice)
@@ -65,7 +65,7 @@ def execute(
             if (changes := before.differences(spec)) and not allow_changes:
                 raise UsageError(
                     f"{folder.path} was started with other settings ({'; '.join(changes)}); "
-                    "go on all the same with --allow-changes"
+                    "continue anyway with --allow-changes"
                 )
             record = own_result(folder, before, notice)
             if record is not None and record.status in ("finished", "target") and not changes:
@@ -73,8 +73,8 @@ def execute(
                 callbacks.on_end(record)
                 return record
             if moves := before.moves(spec):
-                notice(f"going on with {', '.join(moves)}: the same samples in the same order")
-            folder.choices()  # what is wrong with them is said before any worker is started
+                notice(f"continuing with {', '.join(moves)}: the same samples in the same order")
+            folder.choices()  # errors in them are reported before any worker is started
             if changes or moves:
                 accept = frozenset({before.id})
         else:
@@ -89,13 +89,13 @@ def execute(
 
 
 def follow(spec: RunSpec, launcher: Launcher) -> RunRecord:
-    """Be one of the ranks that torchrun or mpirun started: do what rank 0 says."""
+    """Run as one of the ranks that torchrun or mpirun started: do what rank 0 says."""
     records: list[RunRecord] = launcher.launch(print, spec.ranks)
     return records[0]
 
 
 def _with_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[[str], None]) -> RunSpec:
-    """A pipeline with as many micro-batches as it had before, or as a short measurement finds best."""
+    """Return a pipeline's spec with the micro-batches it had before, or with the fastest number measured."""
     name = "micro_batches"
     if name not in options.known(spec.strategy) or spec.stages == 1 or spec.strategy_options.get(name):
         return spec
@@ -110,7 +110,7 @@ def _with_micro_batches(spec: RunSpec, before: RunSpec | None, notice: Callable[
 def _launch(
     spec: RunSpec, launcher: Launcher, folder: RunFolder, job: Job, callbacks: BackgroundCallbacks
 ) -> RunRecord:
-    """Launch the workers, and again from the last checkpoint as often as the user allows."""
+    """Launch the workers, and again from the last checkpoint up to `spec.restarts` times."""
     from manyhands.engine.checkpoint.resume import how_to_go_on
     from manyhands.engine.session import work
 
@@ -140,10 +140,10 @@ def _launch(
 
 
 def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallbacks) -> SupervisionOptions:
-    """How the workers are supervised, and which of them may be lost while the others go on.
+    """How the workers are supervised, and which of them may be lost while the others continue.
 
-    Rank 0 hands out the work and servers hold what is learned: without them a run cannot go on. Messages to a
-    rank that is gone do not come back, so only ranks that share memory can do without each other.
+    Rank 0 hands out the work and servers hold the parameters: a run cannot continue without them. Messages to
+    a lost rank are lost too, so only ranks that share memory can continue without each other.
     """
     survives = spec.traits.asynchronous and TRANSPORTS[spec.transport].shared_memory and not spec.strict
     if not survives:

@@ -13,7 +13,7 @@ RUNS = Path("runs")
 
 
 def choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
-    """The user's folder, or runs/TASK-ID, numbered where that spec has been run before."""
+    """Return the user's folder, or runs/TASK-ID, with a number if that spec has been run before."""
     if out is not None:
         folder = RunFolder(out)
         if folder.exists() and not resume:
@@ -32,7 +32,7 @@ def choose(spec: RunSpec, out: Path | None, resume: bool) -> Path:
 
 
 def _numbered(first: Path) -> list[Path]:
-    """The folders of this name that are there: itself, `...-2`, `...-3`, and so on."""
+    """The existing folders of this name: itself, `...-2`, `...-3` and so on."""
     more = (first.with_name(f"{first.name}-{k}") for k in itertools.count(2))
     return list(itertools.takewhile(lambda path: path.exists(), itertools.chain([first], more)))
 

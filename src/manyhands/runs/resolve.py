@@ -1,4 +1,4 @@
-"""The task fills in what a spec leaves open, and the result is checked against data and model (law 10)."""
+"""Fill in what a spec leaves to its task, and check the result against data and model (law 10)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from manyhands.tasks.base import Task
 
 
 def resolve(spec: RunSpec) -> RunSpec:
-    """The same spec with nothing left open, or the sentence that says why it cannot be run."""
-    # options in their own types: `--set width=2` and {"width": 2} are one spec
+    """Return the spec with nothing left open, or raise a UsageError that says why it cannot be run."""
+    # options get their own types: `--set width=2` and {"width": 2} are the same spec
     options = registry.parse(spec.task, find.builder(spec.task), spec.options)
     task = _built(spec.task, options)
     _check_size(spec.replace(options=options), task)
     contract.check_sizes(task)
-    if ".py" in spec.task:  # ours have targets that fit: a test says so
+    if ".py" in spec.task:  # a test checks the targets of our own tasks
         contract.check_targets(task)
     n = len(task.train)
     batch = spec.batch or min(task.defaults.batch, n)
@@ -68,7 +68,7 @@ def resolve(spec: RunSpec) -> RunSpec:
 
 
 def _built(name: str, options: Mapping[str, Any]) -> Task:
-    """The task, or that there is not enough memory for its data."""
+    """Build the task, or say that there is not enough memory for its data."""
     try:
         return find.build(name, options)
     except (MemoryError, RuntimeError) as error:
@@ -80,9 +80,9 @@ def _built(name: str, options: Mapping[str, Any]) -> Task:
 
 
 def _check_size(spec: RunSpec, task: Task) -> None:
-    """Options that make one of our own models too large for this machine, before the machine finds out.
+    """Refuse options that make one of our own models too large for this machine, before it is built.
 
-    A user's model is not built only to be measured: that may take long, or fetch something.
+    A user's model is not built only to be measured: that may take long, or download something.
     """
     if spec.task not in TASKS or not spec.options:
         return
@@ -91,7 +91,9 @@ def _check_size(spec: RunSpec, task: Task) -> None:
         with torch.device("meta"):  # sizes without memory
             count = sum(parameter.numel() for parameter in task.model().parameters())
     except (RuntimeError, OverflowError, TypeError) as error:
-        raise UsageError(f"{task.name} cannot be built with {cut(given)}: no tensor is so large") from error
+        raise UsageError(
+            f"{task.name} cannot be built with {cut(given)}: its tensors would be too large"
+        ) from error
     needed = 2 * count * (8 if spec.dtype == "float64" else 4)  # as much again for the gradients
     if needed > environment.memory():
         raise UsageError(

@@ -21,7 +21,7 @@ from manyhands.runs.defaults import fill_in, fill_in_resumed, joins, leads
 from manyhands.runs.execution import execute, follow, launcher_of
 from manyhands.tasks import TASKS
 
-AUTO = "auto"  # workers: as many as are measured to be the fastest
+AUTO = "auto"  # the number of workers that is measured to be the fastest
 
 
 def train(
@@ -41,8 +41,8 @@ def train(
     >>> run = train("mnist-cnn", batch=256, epochs=3, lr=0.1, options={"width": 2})
     >>> run.metric, run.samples_per_second
 
-    With `resume`, `task` may be the folder of a run: what is not given stays as it was there. A task file
-    that such a folder names is imported if this account has started the run, or with `trust`.
+    With `resume`, `task` may be the folder of a run: settings that are not given stay as they were. A task
+    file that such a folder names is imported only if this account started the run, or with `trust`.
     """
     from manyhands.callbacks import progress, tracking
 
@@ -70,9 +70,9 @@ def run(
     allow_changes: bool = False,
     callbacks: Sequence[Callback] | BackgroundCallbacks = (),
 ) -> RunRecord:
-    """Run a spec in a folder of its own, or continue it there, and return the record.
+    """Run a spec in its own folder, or continue it there, and return the record.
 
-    Callbacks are called in threads of their own; none of them can end the run (law 12).
+    Callbacks are called in their own threads; none of them can end the run (law 12).
     """
     if out is not None:
         usable(out)
@@ -87,7 +87,7 @@ def run(
     with BackgroundCallbacks.of(callbacks) as background:
         if resume and out is None and not folder.exists():
             background.on_notice(
-                f"{folders.RUNS} has no run of just these settings to resume: starting {folder.path}"
+                f"{folders.RUNS} has no run with exactly these settings to resume: starting {folder.path}"
             )
         return execute(spec, launcher, folder, resume and folder.exists(), allow_changes, background)
 
@@ -100,12 +100,13 @@ def resume_folder(
     trust: bool = False,
     callbacks: Sequence[Callback] | BackgroundCallbacks = (),
 ) -> RunRecord:
-    """Continue the run in a folder; settings that are given and differ are changes."""
+    """Continue the run in a folder, with the given settings in place of the stored ones."""
     folder = RunFolder(usable(path))
     stored, signed = folder.spec_and_signature()
     if settings.get("workers") == AUTO:
         raise UsageError(
-            f"workers auto is for new runs; say how many go on with {path} (it had {stored.workers})"
+            f"workers auto is for new runs; give a number of workers to continue {path} (it had "
+            f"{stored.workers})"
         )
     task_options = {**stored.options, **settings.get("options", {})}
     recipe_options = {**stored.recipe_options, **settings.get("recipe_options", {})}
@@ -134,14 +135,14 @@ def resume_folder(
 
 
 def with_lr(settings: dict[str, Any], lr: float | None) -> dict[str, Any]:
-    """`lr` is short for the recipe's option of that name."""
+    """Return the settings with `lr` as the recipe's option of that name."""
     if lr is None:
         return settings
     return {**settings, "recipe_options": {**settings.get("recipe_options", {}), "lr": lr}}
 
 
 def _fastest(task: str, settings: dict[str, Any], notice: Callable[[str], None]) -> RunSpec:
-    """The spec with the workers and threads that are measured to be the fastest on this machine."""
+    """Return the spec with the workers and threads that are measured to be the fastest on this machine."""
     filled = fill_in({**settings, "workers": None})
     if joins(filled["launcher"]):
         raise UsageError("workers auto chooses how many to start, but they have been started already")

@@ -1,6 +1,6 @@
-"""Is a strategy exact? The same steps by `single` and by the strategy, compared tensor by tensor (law 4).
+"""Check that a strategy is exact: train the same steps with `single` and with it, compare tensors (law 4).
 
-With batch norm over each worker's own share, one worker with the whole batch computes something else. Then
+If batch norm looks at each worker's own share, one worker with the whole batch computes something else. Then
 the reference is one worker that takes the same shares one after the other. Running statistics cannot be
 compared in that case: one worker updates them share by share, several take the mean of their changes.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from manyhands.engine.probe import Probe
 
-MICRO_BATCHES = 4  # of a pipeline, unless another number is given
+MICRO_BATCHES = 4  # default for a pipeline
 # float32 rounds at 6e-8 of a value; a few steps with sums in another order stay far below this
 TOLERANCES = {"float32": 1e-4, "float64": 1e-10}
 
 
 class Comparison(NamedTuple):
-    """One precision: the largest difference of every tensor, relative to its largest value where above 1."""
+    """Result in one precision: each tensor's largest difference, relative to its largest value if above 1."""
 
     dtype: str
     reference: str
@@ -44,17 +44,17 @@ class Comparison(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """Over all tensors and losses."""
+        """The largest difference of all tensors and losses."""
         return max([self.losses, *self.tensors.values()])
 
     @property
     def holds(self) -> bool:
-        """Whether all of it is within the tolerance."""
-        return self.largest <= self.tolerance  # a difference that is no number is not
+        """Whether all differences are within the tolerance."""
+        return self.largest <= self.tolerance  # False for NaN
 
 
 class Verification(NamedTuple):
-    """What was compared, how it came out, and why some things are not comparable."""
+    """What was compared, the results, and why some things are not comparable."""
 
     spec: RunSpec
     steps: int
@@ -67,7 +67,7 @@ class Verification(NamedTuple):
         return all(comparison.holds for comparison in self.comparisons)
 
     def to_dict(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the verification as data for JSON."""
         return {
             "task": self.spec.task,
             "strategy": self.spec.strategy,
@@ -109,7 +109,7 @@ def verify(spec: RunSpec, steps: int, notice: Callable[[str], None]) -> Verifica
 
 
 def _compare_in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list[str]]:
-    """The same steps twice in one precision: how they compare, and what is not comparable."""
+    """Train the same steps twice in one precision; return the comparison, and what is not comparable."""
     ours = _probe(spec.replace(dtype=dtype), steps)
     parts = spec.replicas * spec.micro_batches
     by_share = ours.batch_norms > 0 and parts > spec.accumulate and not spec.sync_batchnorm
@@ -124,23 +124,25 @@ def _compare_in(dtype: str, spec: RunSpec, steps: int) -> tuple[Comparison, list
         memory=None,
     )
     theirs = _probe(reference, steps)
-    # one replica takes its micro-batches one by one, as one worker does: even these are comparable
+    # one replica takes its micro-batches one by one, as one worker does: then statistics are comparable too
     skipped = _statistics(theirs) if by_share and spec.replicas > 1 else set()
     named = _named(theirs, ours)
     reasons = _reasons(spec, ours, skipped)
     if any(name != other for name, other in named.items()):
-        reasons.append("each build of the model numbers its tensors anew: they are compared in their order")
+        reasons.append(
+            "each build of the model gives its tensors new numbers: they are compared in their order"
+        )
     return _compare(dtype, reference, theirs, ours._replace(state=_renamed(ours, named)), skipped), reasons
 
 
 def _mixed_types(text: str) -> str | None:
-    """The line in which torch says that float32 meets float64, if there is one."""
+    """Return the line in which torch says that float32 meets float64, if there is one."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if "double" in line.lower() and "float" in line.lower()), None)
 
 
 def _named(theirs: Probe, ours: Probe) -> dict[str, str]:
-    """For each of our names of the model's tensors, the name of the tensor at the same place in theirs."""
+    """Map the name of each tensor of our model to the name of the tensor at the same place in theirs."""
     here, there = (
         {name: tensor.shape for name, tensor in each.state.items() if name.startswith("model/")}
         for each in (ours, theirs)
@@ -157,7 +159,7 @@ def _named(theirs: Probe, ours: Probe) -> dict[str, str]:
 
 
 def _renamed(ours: Probe, named: dict[str, str]) -> dict[str, Tensor]:
-    """Our tensors under their names; the optimizer's are named after their parameters."""
+    """Return our tensors under the reference's names; the optimizer's are named after their parameters."""
     found = {}
     for key, tensor in ours.state.items():
         *kind, name = key.split("/", 2 if key.startswith("optimizer/") else 1)
@@ -177,7 +179,7 @@ def _comparable(spec: RunSpec) -> None:
 
 
 def _with_micro_batches(spec: RunSpec) -> RunSpec:
-    """With several micro-batches unless a number is given: one alone would not test the schedule."""
+    """Return the spec with several micro-batches if none are given: one would not test the schedule."""
     if "micro_batches" not in options.known(spec.strategy) or spec.strategy_options.get("micro_batches"):
         return spec
     most = max(1, (spec.batch or MICRO_BATCHES) // max(1, spec.replicas))
@@ -185,7 +187,7 @@ def _with_micro_batches(spec: RunSpec) -> RunSpec:
 
 
 def _check_shares(spec: RunSpec, steps: int) -> None:
-    """Refuse a batch that one worker cannot divide into the same parts, where a norm looks at each part."""
+    """Refuse a batch that one worker cannot divide into the same parts, if a norm looks at each part."""
     assert spec.batch is not None
     samples = len(find.build(spec.task, spec.options).train)
     full, ragged = divmod(samples, spec.batch)
@@ -208,7 +210,7 @@ def _probe(spec: RunSpec, steps: int) -> Probe:
         found: Probe = launcher.launch(
             probe, spec.ranks, spec, steps, supervision=SupervisionOptions(timeout=spec.timeout)
         )[0]
-    if stop.signal is not None:  # a few steps are made to their end, and no more are begun
+    if stop.signal is not None:  # the steps of this probe were finished, and no more are started
         name = signal.Signals(stop.signal).name
         raise InterruptedRunError(f"interrupted by {name} while steps were compared", stop.signal)
     return found
@@ -244,7 +246,8 @@ def _reasons(spec: RunSpec, ours: Probe, skipped: set[str]) -> list[str]:
 
 def _compare(dtype: str, reference: RunSpec, theirs: Probe, ours: Probe, skipped: set[str]) -> Comparison:
     names = [name for name in theirs.state if name not in skipped]
-    learned = {name for name in ours.state if name.startswith(("model/", "optimizer/"))}  # not its own notes
+    # without the strategy's own state
+    learned = {name for name in ours.state if name.startswith(("model/", "optimizer/"))}
     if missing := theirs.state.keys() ^ learned:
         raise AssertionError(f"the strategies keep different tensors: {sorted(missing)}")
     differences = {name: _difference(theirs.state[name], ours.state[name]) for name in names}

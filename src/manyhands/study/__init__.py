@@ -1,1 +1,1 @@
-"""A study is a grid of runs: read from a file, run one cell at a time, finished cells never again."""
+"""A study is a grid of runs, read from a file and run cell by cell; finished cells are not run again."""

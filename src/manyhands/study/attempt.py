@@ -1,4 +1,4 @@
-"""One run of one cell in a folder of its own: begun, gone on with or found finished; only numbers stay."""
+"""One run of a cell in its own folder: started, resumed or found finished; only its numbers are kept."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ SETTLED = ("finished", "target", "diverged")  # a run that diverged is a result:
 
 
 class CannotWorkError(UsageError):
-    """A combination that its task's data or model rule out."""
+    """Raised for settings that cannot work with the task's data or model."""
 
 
 def ruled_out(spec: RunSpec) -> str | None:
-    """Why its task's data or model rule a spec out; the task that this builds is kept for the run."""
+    """Return why a spec cannot work with its task's data or model; the built task is kept for the run."""
     from manyhands.runs.resolve import resolve
 
     try:
         resolve(spec)
     except UsageError as error:
         return str(error)
-    except Exception:  # noqa: BLE001 (a task's own code may raise anything: the run does so again)
+    except Exception:  # noqa: BLE001 (a task's own code may raise anything: the run raises it again)
         return None
     return None
 
 
 def is_settled(path: Path) -> bool:
-    """Whether the run in this folder has come to its end."""
+    """Whether the run in this folder has ended, so that it is not run again."""
     record = _record(RunFolder(path))
     return record is not None and record.status in SETTLED
 
 
 def attempt(spec: RunSpec, path: Path, callback: Callback) -> RunRecord:
-    """Run a spec in this folder, or go on there with what a study that was stopped has left."""
+    """Run a spec in this folder, or resume the run that a stopped study has left there."""
     from manyhands.runs.resolve import resolve
 
     try:
@@ -53,7 +53,7 @@ def attempt(spec: RunSpec, path: Path, callback: Callback) -> RunRecord:
     record = _record(folder)
     if record is not None and is_settled(path):
         return record
-    if path.exists() and not _can_go_on(folder, resolved):
+    if path.exists() and not _can_resume(folder, resolved):
         shutil.rmtree(path)
     try:
         return run(spec, out=path, resume=True, callbacks=[callback])
@@ -64,31 +64,31 @@ def attempt(spec: RunSpec, path: Path, callback: Callback) -> RunRecord:
 
 
 def _record(folder: RunFolder) -> RunRecord | None:
-    """Its result; a damaged one is none, and the cell is run again."""
+    """The record of the run; None if it is missing or damaged, so that the cell is run again."""
     try:
         return folder.record()
     except ManyhandsError:
         return None
 
 
-def _can_go_on(folder: RunFolder, resolved: RunSpec) -> bool:
-    """Not if it was killed before it began, tidied, or begun by a version with other defaults."""
+def _can_resume(folder: RunFolder, resolved: RunSpec) -> bool:
+    """False if it was killed before it began, was tidied, or was begun by a version with other defaults."""
     return folder.exists() and folder.checkpoints.is_dir() and not folder.spec().differences(resolved)
 
 
-def apart(spec: RunSpec) -> RunSpec:
-    """One worker in a process of its own too: the peak of its memory is its own, and so is its allocator."""
+def in_own_process(spec: RunSpec) -> RunSpec:
+    """Return the spec with even one worker in its own process: its memory peak and allocator are its own."""
     return spec.replace(launcher=LOCAL) if LAUNCHERS[spec.launcher].in_process else spec
 
 
 def attempt_quietly(spec: RunSpec, path: Path) -> RunRecord:
-    """The same in a process of a pool, which is its own already."""
+    """Run a spec like `attempt`, without output, in a process of a pool."""
     return attempt(spec, path, Callback())
 
 
 def tidy(path: Path) -> None:
-    """Delete what nobody reads of a cell that is finished: a study of a large model would fill the disk."""
-    if path.is_symlink():  # what lies elsewhere is somebody else's
+    """Delete the checkpoints, logs and model of a finished cell: large models would fill the disk."""
+    if path.is_symlink():  # the folder that it points to is not ours
         return
     folder = RunFolder(path)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)

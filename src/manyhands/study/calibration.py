@@ -1,4 +1,4 @@
-"""How fast the machine is at this moment: a fixed piece of work on all cores at once, timed between runs."""
+"""How fast the machine is right now: a fixed amount of work on all cores at once, timed between runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from manyhands.core import environment
 
-ROUNDS = 7
-REST = 0.02  # seconds between rounds: a machine's hiccups last longer than one of them
-CALLS = 100  # in a round, by each thread: about 15 ms
-_NUMBERS = 131_072  # as much as a core keeps close to itself, and few calls of the interpreter
+ROUNDS = 7  # the median of their times counts
+REST = 0.02  # seconds between rounds: when a machine is disturbed, that lasts longer than one round
+CALLS = 100  # per round and thread: about 15 ms
+_NUMBERS = 131_072  # few enough for a core's cache, and enough that the interpreter takes little of the time
 
 
 def measure(rounds: int = ROUNDS) -> float:
-    """Seconds that the work takes, the median of a few rounds; on a core that is shared it takes longer."""
+    """Return the median time of the work in seconds; it takes longer on cores that are shared."""
     cores = environment.cores()
     together = threading.Barrier(cores)
     spans: list[list[tuple[float, float]]] = [[] for _ in range(rounds)]
 
-    # ufuncs work without the interpreter's lock, so that a thread per core keeps all of them busy
+    # ufuncs release the GIL, so that one thread per core keeps all cores busy
     def work() -> None:
         numbers = np.linspace(0.1, 1.0, _NUMBERS)
         out = np.empty_like(numbers)

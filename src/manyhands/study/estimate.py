@@ -1,4 +1,4 @@
-"""How long cells will take: from similar earlier runs, else from a probe of about a second per task."""
+"""Estimate how long cells take, from similar earlier runs or from a probe of about a second per task."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell
 
-CELL = 0.2  # a calibration, the journal
-PROBE = 1.0
-OTHER = 1.5  # times the samples to the target, at another batch
-_MOST = 300  # records that are read
+CELL = 0.2  # seconds per cell for calibration and the journal
+PROBE = 1.0  # seconds per probe
+OTHER = 1.5  # factor on the samples to the target if the batch differs
+_MOST = 300  # at most this many records are read
 
-# Where the data of a task comes from is known when it is built, which would fetch them.
+# The data set of a task is known once the task is built, but building it would download the data.
 _DATA = {"mnist": "mnist", "fashion": "fashion-mnist", "cifar": "cifar-10"}
 
 
 class EarlierRuns(NamedTuple):
-    """How fast something alike was."""
+    """How fast a similar run was."""
 
     spec: RunSpec
     threads: int
     rate: float  # samples per second
-    evaluation: float  # seconds
+    evaluation: float  # seconds per evaluation
     train_samples: int
     target_samples: int | None
     probed: bool = False
 
 
 class CellEstimate(NamedTuple):
-    """Seconds, of those cells for which something is known, and what they rest on."""
+    """The seconds of all cells that can be estimated, and what the estimate is based on."""
 
     seconds: float
-    runs: int  # cells that were like an earlier run
-    probed: tuple[str, ...]  # tasks
-    unknown: tuple[str, ...]  # tasks
+    runs: int  # cells that are similar to an earlier run
+    probed: tuple[str, ...]  # tasks that were probed
+    unknown: tuple[str, ...]  # tasks without an estimate
     by_cell: dict[str, float]
 
 
 def earlier(cells: Iterable[Cell], out: Path) -> list[RunRecord]:
-    """The records of runs of these tasks, in this folder and where runs usually go, the latest first."""
+    """Return the records of runs of these tasks, in this folder and in the usual ones, the latest first."""
     names = {cell.spec.name.removesuffix(cell.spec.id) for cell in cells}
     folders = (out, *sorted(Path("results").glob("*/")), Path("runs"))
     paths = {
@@ -65,22 +65,22 @@ def _record(folder: Path) -> RunRecord | None:
     try:
         record = RunFolder(folder).record()
     except (ManyhandsError, OSError):
-        return None  # whatever else lies there is not ours to judge
+        return None  # other files in these folders are ignored
     return record if record and record.status in ("finished", "target") and record.throughput > 0 else None
 
 
 def known(records: Iterable[RunRecord]) -> list[EarlierRuns]:
-    """What they say about speed."""
+    """Return how fast the runs of these records were."""
     found = []
     for record in records:
-        looks = max(1, len(record.curve), math.ceil(record.epochs / record.spec.evaluate_every))
+        evaluations = max(1, len(record.curve), math.ceil(record.epochs / record.spec.evaluate_every))
         spent = max((phases.get("evaluation", 0.0) for phases in record.phases), default=0.0)
         found.append(
             EarlierRuns(
                 record.spec,
                 record.environment.threads,
                 record.throughput,
-                spent / looks,
+                spent / evaluations,
                 record.train_samples,
                 record.target_samples,
             )
@@ -94,7 +94,7 @@ def estimate(
     jobs: int = 1,
     resolved: Mapping[str, RunSpec] | None = None,
 ) -> CellEstimate:
-    """The time for these cells, one after the other, or some of them `jobs` at a time."""
+    """Estimate the time for these cells, one at a time, or some of them `jobs` at a time."""
     by_cell: dict[str, float] = {}
     runs, probed, unknown = 0, dict[str, None](), dict[str, None]()
     total = 0.0
@@ -115,7 +115,7 @@ def estimate(
 
 
 def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:
-    """The run that is most like this one, of the same task."""
+    """Return the most similar run of the same task, if there is one."""
     same = [
         fact
         for fact in facts
@@ -135,12 +135,12 @@ def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:
 
 
 def threads_of(spec: RunSpec) -> int:
-    """A worker's threads, where nothing is said its share of the cores."""
+    """Return the threads per worker: by default its share of the cores."""
     return spec.threads or max(1, environment.cores() // spec.ranks)
 
 
 def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
-    """Starting, training and looking at the test set, whichever limit ends it."""
+    """Estimate the time to start, train and evaluate, until the first limit of the run is reached."""
     n = like.train_samples
     samples = (spec.epochs or like.spec.epochs or 1.0) * n
     if spec.samples is not None:
@@ -153,18 +153,18 @@ def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
     training = samples / rate
     if spec.seconds is not None and training > spec.seconds:
         training, samples = spec.seconds, spec.seconds * rate
-    looks = max(1, math.ceil(samples / (spec.evaluate_every * n)))
-    return training + looks * like.evaluation + LAUNCHERS[spec.launcher].start_seconds + CELL
+    evaluations = max(1, math.ceil(samples / (spec.evaluate_every * n)))
+    return training + evaluations * like.evaluation + LAUNCHERS[spec.launcher].start_seconds + CELL
 
 
 def _cores(spec: RunSpec, threads: int) -> int:
-    """That work at a time; layers on successive workers wait for each other."""
+    """The number of cores that work at a time; workers of a serial strategy wait for each other."""
     busy = threads if spec.traits.serial else spec.workers * threads
     return max(1, min(environment.cores(), busy))
 
 
 def in_cache(task: str) -> bool:
-    """Whether a task can be built without fetching anything."""
+    """Whether a task can be built without a download."""
     from manyhands.data.download import present
 
     data = _DATA.get(task.partition("-")[0])
@@ -172,7 +172,7 @@ def in_cache(task: str) -> bool:
 
 
 def probe(spec: RunSpec) -> EarlierRuns:
-    """The speed of one worker with one thread, measured for about a second on the (resolved) spec."""
+    """Measure the speed of one worker with one thread, for about a second on the (resolved) spec."""
     from manyhands.core.rank_info import RankInfo
     from manyhands.engine.probe import measure
     from manyhands.tasks import find
@@ -181,6 +181,6 @@ def probe(spec: RunSpec) -> EarlierRuns:
     task = find.build(one.task, one.options)
     rate = measure(RankInfo(), one, PROBE)
     assert rate is not None
-    # forward alone is about a third of a step
+    # the forward pass is about a third of a step
     evaluation = len(task.test) / (3 * rate)
     return EarlierRuns(one, 1, rate, evaluation, len(task.train), None, probed=True)

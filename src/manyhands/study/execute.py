@@ -1,4 +1,4 @@
-"""Running a study: one cell at a time, each journalled, so that it goes on wherever it was stopped."""
+"""Run a study one cell at a time, with a journal, so that it can continue wherever it was stopped."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from manyhands.core.statistics import NOISY
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Cell, JournalWriter, Results, StudyFolder
 from manyhands.study import calibration
-from manyhands.study.attempt import CannotWorkError, apart, attempt, is_settled, ruled_out, tidy
+from manyhands.study.attempt import CannotWorkError, attempt, in_own_process, is_settled, ruled_out, tidy
 from manyhands.study.grid import unique
 from manyhands.study.journal_history import History
-from manyhands.study.parallel_cells import beside
+from manyhands.study.parallel_cells import run_parallel
 from manyhands.study.study_file import Study
 from manyhands.study.study_state import CellState, StudyState
 
-AGAIN = 2  # times that a cell is run again because the machine was busy
-REPEATING, GRACE = 0.25, 30.0  # of the time may go into that, or so many seconds
-FRESH = 1.0  # seconds for which a calibration also speaks for the next cell
+AGAIN = 2  # a cell is repeated at most this often because the machine was busy
+REPEATING, GRACE = 0.25, 30.0  # at most this share of the time goes into repeats, or this many seconds
+FRESH = 1.0  # seconds for which a calibration is also valid for the next cell
 
 
 class StudyView(Protocol):
-    """Whoever shows a study to a person."""
+    """The interface of a view that shows the progress of a study."""
 
-    def begun(self, sheet: StudyState, folder: Path) -> None: ...
+    def begun(self, state: StudyState, folder: Path) -> None: ...
 
     def callback(self, entry: CellState) -> Callback: ...
 
@@ -45,7 +45,7 @@ class StudyView(Protocol):
     def say(self, text: str) -> None: ...
 
     def tick(self) -> None:
-        """Time has passed while cells run in other processes."""
+        """Called regularly while cells run in other processes."""
 
     def close(self) -> None: ...
 
@@ -53,30 +53,30 @@ class StudyView(Protocol):
 class Try(NamedTuple):
     """One run of a timed cell."""
 
-    run: str  # its folder's name
-    noise: float
+    run: str  # the name of its folder
+    noise: float  # by how much the machine was slower than at its best
     record: RunRecord
     seconds: float
 
 
 def execute(study: Study, out: Path, view: StudyView, jobs: int = 1) -> Results:
-    """Run the cells that have no result yet; a failed one is journalled and the rest goes on."""
+    """Run the cells that have no result yet; a cell that fails is journaled, and the others still run."""
     folder = StudyFolder(out)
     with folder.writing() as journal:
         running = Execution(study, folder, journal, view)
         try:
             running.run(jobs)
         except (InterruptedRunError, KeyboardInterrupt) as error:
-            raise _interrupted(running.sheet, error) from error
+            raise _interrupted(running.state, error) from error
         finally:
             view.close()
     return folder.read()
 
 
-def _interrupted(sheet: StudyState, error: BaseException) -> InterruptedRunError:
+def _interrupted(state: StudyState, error: BaseException) -> InterruptedRunError:
     number = error.signal_number if isinstance(error, InterruptedRunError) else signal.SIGINT
-    count = len(sheet.of("finished", "failed"))
-    all_ = len(sheet.entries) - len(sheet.of("excluded"))
+    count = len(state.of("finished", "failed"))
+    all_ = len(state.entries) - len(state.of("excluded"))
     how = "run the same command to continue the study"
     return InterruptedRunError(
         f"interrupted after {count} of {formatting.plural(all_, 'cell')}; {how}", number
@@ -84,21 +84,21 @@ def _interrupted(sheet: StudyState, error: BaseException) -> InterruptedRunError
 
 
 class Execution:
-    """One sitting of a study."""
+    """One session of a study."""
 
     def __init__(self, study: Study, folder: StudyFolder, journal: JournalWriter, view: StudyView) -> None:
         self._study, self._folder, self._journal, self._view = study, folder, journal, view
         self._history = History(folder.events(), socket.gethostname())
-        self._began: float | None = None  # with the first cell, so that every sitting makes one
-        self._calibrated = -FRESH
-        self._repeating = 0.0  # seconds
-        self.sheet = StudyState(study)
+        self._began: float | None = None  # when the first cell began: every session runs at least one
+        self._calibrated = -FRESH  # time of the last calibration
+        self._repeating = 0.0  # seconds spent on repeats
+        self.state = StudyState(study)
 
     def run(self, jobs: int) -> None:
-        """All cells that are left, the timed ones by themselves; with jobs the others side by side."""
+        """Run all cells that are left one at a time; untimed ones with one rank, `jobs` at a time."""
         self._open(self._with_fallback(self._study.cells))
-        self._view.begun(self.sheet, self._folder.path)
-        left = self.sheet.of("left")
+        self._view.begun(self.state, self._folder.path)
+        left = self.state.of("left")
         together = [
             entry for entry in left if jobs > 1 and not entry.cell.timed and entry.cell.spec.ranks == 1
         ]
@@ -106,18 +106,18 @@ class Execution:
             if entry not in together and not self.is_over():
                 self._take(entry)
         if together and not self.is_over():
-            beside(together, jobs, self)
+            run_parallel(together, jobs, self)
         if reason := self._over():
-            count = len(self.sheet.of("left"))
+            count = len(self.state.of("left"))
             if count:
                 self._journal.write("over", reason=reason)
                 self._view.say(
                     f"{reason}: {formatting.plural(count, 'cell')} left; run the same command to continue"
                 )
 
-    # ------------------------------------------------------------------ the beginning
+    # ------------------------------------------------------------------ opening the study
     def _with_fallback(self, cells: list[Cell]) -> list[Cell]:
-        """The cells, with another task in those whose data cannot be had."""
+        """Return the cells, with the fallback task in those whose data are unavailable."""
         fallback = self._study.fallback
         if fallback is None:
             return cells
@@ -142,7 +142,7 @@ class Execution:
         return unique(found)
 
     def _open(self, cells: list[Cell]) -> None:
-        study, entries = self._study, self.sheet.entries
+        study, entries = self._study, self.state.entries
         everything = [*cells, *(without.cell for without in study.excluded)]
         self._journal.write(
             "study",
@@ -167,7 +167,7 @@ class Execution:
             self._exclude(cell, reason)
 
     def _kept(self, event: dict[str, Any], cell: Cell) -> RunRecord | None:
-        """The record of an earlier sitting; where it is damaged, the cell is run again."""
+        """Return the record of an earlier session; if it is damaged, the cell is run again."""
         try:
             return self._folder.record(event, cell)
         except ManyhandsError as error:
@@ -187,7 +187,7 @@ class Execution:
         self.end(entry, name, lambda: self._attempt(entry, name))
 
     def _timed(self, entry: CellState) -> None:
-        """Run it, again where the machine was busy meanwhile; the run with the least noise counts."""
+        """Run a timed cell, and repeat it if the machine was busy; the run with the least noise counts."""
         cell = entry.cell
         tries = self._earlier_tries(cell)
         while not tries or self._worth_another(tries):
@@ -214,7 +214,7 @@ class Execution:
         self.finish(entry, best.run, best.record, best.noise)
 
     def _earlier_tries(self, cell: Cell) -> list[Try]:
-        """Those of a sitting that was stopped before it decided."""
+        """Return the runs of an earlier session that was stopped before it chose one of them."""
         found = []
         for event in self._history.repeated(cell):
             record = self._kept(event, cell)
@@ -228,7 +228,7 @@ class Execution:
         if tries[-1].record.status == "diverged":
             return False
         budget, spent, more = self._study.budget, self._spent(), tries[-1].seconds
-        if self._repeating + more > max(GRACE, REPEATING * spent):  # a machine that is always busy
+        if self._repeating + more > max(GRACE, REPEATING * spent):  # for machines that are always busy
             return False
         return budget is None or spent + more <= budget
 
@@ -237,19 +237,19 @@ class Execution:
         self._tidy(done.run)
 
     def _attempt(self, entry: CellState, name: str) -> RunRecord:
-        return attempt(apart(entry.cell.spec), self._folder.path / name, self._view.callback(entry))
+        return attempt(in_own_process(entry.cell.spec), self._folder.path / name, self._view.callback(entry))
 
     def _outcome(
         self, entry: CellState, name: str, result: Callable[[], RunRecord], tried: bool = False
     ) -> RunRecord | None:
-        """The record; where there is none, why is journalled, unless an earlier try has one."""
+        """Return the record of a run; if it fails, journal the reason, unless an earlier try has a record."""
         try:
             return result()
         except InterruptedRunError:
             raise
         except CannotWorkError as error:
             self._fail(entry, "excluded", name, str(error))
-        except Exception as error:  # noqa: BLE001 (a task's own code may raise anything: the rest goes on)
+        except Exception as error:  # noqa: BLE001 (a task's own code may raise anything: other cells still run)
             text = str(error) if isinstance(error, ManyhandsError) else f"{type(error).__name__}: {error}"
             if not tried:
                 self._fail(entry, "failed", name, text)
@@ -263,14 +263,14 @@ class Execution:
             self._write("failed", entry.cell, run=name, reason=reason)
         self._view.changed(entry)
 
-    # ------------------------------------------------------------------ what jobs need, too
+    # ------------------------------------------------------------------ also called for parallel cells
     @property
     def path(self) -> Path:
         """The study's folder."""
         return self._folder.path
 
     def begin(self, entry: CellState) -> None:
-        """A cell's turn has come; one that failed before begins anew, whatever it had left."""
+        """Begin a cell; if it failed before, delete what that run has left."""
         if name := self._history.failed_run(entry.cell):
             shutil.rmtree(self._folder.path / name, ignore_errors=True)
         self._began = self._began or time.monotonic()
@@ -278,19 +278,19 @@ class Execution:
         self._view.changed(entry)
 
     def start(self, entry: CellState) -> str:
-        """Journal that it runs, in the folder of this name."""
+        """Journal that a run of the cell starts, and return the name of its folder."""
         name = self._history.free_name(entry.cell)
         self._write("started", entry.cell, run=name)
         return name
 
     def end(self, entry: CellState, name: str, result: Callable[[], RunRecord]) -> None:
-        """Journal what came of it."""
+        """Journal the outcome of a cell."""
         record = self._outcome(entry, name, result)
         if record is not None:
             self.finish(entry, name, record)
 
     def finish(self, entry: CellState, name: str, record: RunRecord, noise: float | None = None) -> None:
-        """Journal a cell's result, and keep of its run what is read again."""
+        """Journal a cell's result, and delete the files of its run that are not needed anymore."""
         rounded = None if noise is None else round(max(0.0, noise), 4)
         event = self._write("finished", entry.cell, run=name, noise=rounded, timed=entry.cell.timed)
         entry.state, entry.record = "finished", self._folder.record(event, entry.cell)
@@ -298,14 +298,14 @@ class Execution:
         self._view.changed(entry)
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the view update itself."""
         self._view.tick()
 
     def is_over(self) -> bool:
-        """Whether no further cell may begin."""
+        """Whether the budget is spent, so that no further cell may begin."""
         return self._over() is not None
 
-    # ------------------------------------------------------------------ small things
+    # ------------------------------------------------------------------ helpers
     def _spent(self) -> float:
         return 0.0 if self._began is None else time.monotonic() - self._began
 
@@ -316,14 +316,14 @@ class Execution:
         return f"the budget of {formatting.duration(budget)} is spent"
 
     def _before(self, cell: Cell, again: bool) -> float:
-        """How fast the machine is, before a cell."""
+        """Return the calibration before a run of a cell: a new one, or the last one if it is still valid."""
         if self._history.calibrations and is_settled(self._folder.path / self._history.free_name(cell)):
-            return self._history.last  # killed between its end and the journal: it was measured then
-        if again:  # what spoke for the run before was busy
+            return self._history.last  # killed before its end was journaled: the machine was measured then
+        if again:  # the last calibration belongs to the run that was too noisy
             return self._calibrate()
         if time.monotonic() - self._calibrated < FRESH:
             return self._history.last
-        if not self._history.calibrations:  # what is the best of a few is not one unlucky moment
+        if not self._history.calibrations:  # twice, so that the best time is not that of one unlucky moment
             self._calibrate()
         return self._calibrate()
 
@@ -336,10 +336,10 @@ class Execution:
         return seconds
 
     def _write(self, event: str, cell: Cell, **fields: Any) -> dict[str, Any]:
-        said = {"cell": cell.key, **fields}
-        self._journal.write(event, **said)
-        self._history.take({"event": event, **said})
-        return said
+        content = {"cell": cell.key, **fields}
+        self._journal.write(event, **content)
+        self._history.take({"event": event, **content})
+        return content
 
     def _exclude(self, cell: Cell, reason: str) -> None:
         if self._history.excluded(cell) != reason:

@@ -1,4 +1,4 @@
-"""From a table of settings to cells: a list is a choice of values, each combination is a cell."""
+"""Turn a table of settings into cells: a list is a choice of values, each combination is a cell."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from manyhands.runs.defaults import fill_in
 from manyhands.strategies import STRATEGIES, options
 
 NESTED = ("options", "strategy_options", "recipe_options")
-OWN = ("share", "lr", "repeats", "timed")  # what a grid has beyond the settings of a run
+OWN = ("share", "lr", "repeats", "timed")  # keys of a grid that are not settings of a run
 KEYS = (*RunSpec.model_fields, *OWN)
 _SHORT = {"lr": "recipe_options.lr"}
-MOST = 10_000  # cells of a study: more is a slip, and would take for ever to say
+MOST = 10_000  # cells of a study: more is a mistake, and even listing them would take forever
 
 Choices = dict[str, list[Any]]
 
 
-class SlipError(UsageError):
-    """Something wrong with a table of a study's file, and the key that it is about."""
+class StudyFileError(UsageError):
+    """Something is wrong with a table of a study file; `key` is the key that it is about."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -34,35 +34,35 @@ class SlipError(UsageError):
 
 
 def flatten(table: Mapping[str, Any], what: str, keys: tuple[str, ...] = KEYS) -> Choices:
-    """Every setting of a table under its dotted name, with the values to choose from."""
+    """Return every setting of a table under its dotted name, with the list of its values."""
     found: Choices = {}
     for key, value in table.items():
         if key not in keys:
-            raise SlipError(key, f"{what} has no key {shown(key)} ({choices(key, keys)})")
+            raise StudyFileError(key, f"{what} has no key {shown(key)} ({choices(key, keys)})")
         if key in NESTED and not isinstance(value, list):
             if not isinstance(value, dict):
-                raise SlipError(key, f"{key} is a table of options, got {shown(value)}")
+                raise StudyFileError(key, f"{key} is a table of options, got {shown(value)}")
             found |= {f"{key}.{name}": _listed(each) for name, each in value.items()}
             continue
         name = _SHORT.get(key, key)
         if name in found or (name != key and key in found):
-            raise SlipError(key, f"{key} is short for {name}: give one of them")
+            raise StudyFileError(key, f"{key} is short for {name}: give one of them")
         found[name] = _listed(value)
     if "lr" in table and "lr" in _dict(table.get("recipe_options")):
-        raise SlipError("lr", "lr is short for recipe_options.lr: give one of them")
+        raise StudyFileError("lr", "lr is short for recipe_options.lr: give one of them")
     if "share" in table and "batch" in table:
-        raise SlipError(
+        raise StudyFileError(
             "share", "share is the batch per worker and batch is the global batch: give one of them"
         )
     for key, values in found.items():
         if not values:
-            raise SlipError(key, f"{key} is an empty list: there is no value to take")
+            raise StudyFileError(key, f"{key} is an empty list: give at least one value")
     return found
 
 
 def merged(defaults: Choices, own: Choices) -> Choices:
-    """A grid's settings, and of the defaults those that it says nothing about."""
-    same = {"share": "batch", "batch": "share"}  # two ways to say one thing
+    """Return a grid's settings, and the defaults of those that it does not give."""
+    same = {"share": "batch", "batch": "share"}  # two ways to give the same setting
     rest = {
         key: values for key, values in defaults.items() if key not in own and same.get(key, key) not in own
     }
@@ -70,32 +70,32 @@ def merged(defaults: Choices, own: Choices) -> Choices:
 
 
 def count(settings: Choices, repeats: int) -> int:
-    """How many cells a grid asks for, told without listing them."""
+    """Return how many cells a grid has, without listing them."""
     chosen = (values for key, values in settings.items() if key not in ("repeats", "timed"))
     return repeats * math.prod(len(values) for values in chosen)
 
 
 def repeats_of(settings: Choices, otherwise: int) -> int:
-    """How often a grid's cells are run."""
+    """Return how often each cell of a grid is run."""
     value = _single(settings, "repeats", otherwise)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SlipError("repeats", f"repeats must be a whole number of at least 1, got {shown(value)}")
+        raise StudyFileError("repeats", f"repeats must be a whole number of at least 1, got {shown(value)}")
     return value
 
 
 def timed_of(settings: Choices) -> bool:
-    """Whether a grid's seconds count."""
+    """Return whether the cells of a grid are timed."""
     value = _single(settings, "timed", True)
     if not isinstance(value, bool):
-        raise SlipError("timed", f"timed must be true or false, got {shown(value)}")
+        raise StudyFileError("timed", f"timed must be true or false, got {shown(value)}")
     return value
 
 
 def expand(settings: Choices) -> list[RunSpec]:
-    """A spec for each combination of values, the last key's changing quickest."""
+    """Return a spec for each combination of values; the last key changes fastest."""
     chosen = {key: values for key, values in settings.items() if key not in ("repeats", "timed")}
     if "task" not in chosen:
-        raise SlipError("", "a grid needs a task")
+        raise StudyFileError("", "a grid needs a task")
     strategies = [name for name in chosen.get("strategy", []) if isinstance(name, str) and name in STRATEGIES]
     specs = []
     for combination in itertools.product(*chosen.values()):
@@ -106,7 +106,7 @@ def expand(settings: Choices) -> list[RunSpec]:
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:
-    """Identical cells are one, timed if one of them is; all of them once before any is repeated."""
+    """Merge identical cells, timed if any of them is; every cell comes once before any is repeated."""
     found: dict[str, Cell] = {}
     for cell in cells:
         before = found.get(cell.key)
@@ -117,7 +117,7 @@ def unique(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _refuse_clash(one: RunSpec, other: RunSpec) -> None:
-    """Two that differ and have one id would be one cell, and one of them would never be run."""
+    """Refuse different specs with the same id: they would be one cell, and one would never be run."""
     if one.content != other.content:
         changes = "; ".join([*one.differences(other), *one.moves(other)])
         raise UsageError(
@@ -127,7 +127,7 @@ def _refuse_clash(one: RunSpec, other: RunSpec) -> None:
 
 
 def matches(spec: RunSpec, exclude: Choices) -> bool:
-    """Whether a spec has, of every setting of the table, one of the values."""
+    """Whether a spec has one of the listed values for every setting of an exclude table."""
     return all(_value(spec, key) in values for key, values in exclude.items())
 
 
@@ -140,7 +140,7 @@ def _value(spec: RunSpec, key: str) -> Any:
 
 
 def with_cores(values: Choices) -> Choices:
-    """The same where `threads = "all"` is this machine's cores."""
+    """Return the settings with `threads = "all"` replaced by this machine's number of cores."""
     threads = [environment.cores() if value == "all" else value for value in values.get("threads", [])]
     return {**values, "threads": threads} if threads else values
 
@@ -156,12 +156,12 @@ def _dict(value: Any) -> dict[str, Any]:
 def _single(settings: Choices, key: str, otherwise: Any) -> Any:
     values = settings.get(key, [otherwise])
     if len(values) > 1:
-        raise SlipError(key, f"{key} is one value for all cells of a grid, not a list")
+        raise StudyFileError(key, f"{key} is one value for all cells of a grid, not a list")
     return values[0]
 
 
 def _fields(flat: dict[str, Any]) -> dict[str, Any]:
-    """Dotted names as tables again, and the batch of all where the batch per worker is given."""
+    """Turn dotted names into tables again, and the batch per worker into the global batch."""
     fields: dict[str, Any] = {}
     for key, value in flat.items():
         name, _, option = key.partition(".")
@@ -169,23 +169,23 @@ def _fields(flat: dict[str, Any]) -> dict[str, Any]:
             fields[name] = {**fields.get(name, {}), option: value}
         elif name in NESTED:
             if not isinstance(value, dict):
-                raise SlipError(name, f"{name} is a table of options, got {shown(value)}")
+                raise StudyFileError(name, f"{name} is a table of options, got {shown(value)}")
             fields[name] = {**fields.get(name, {}), **value}
         else:
             fields[name] = value
     share, workers = fields.pop("share", None), fields.get("workers", 1)
     if share is not None and isinstance(workers, int):
         if not isinstance(share, int) or share < 1:
-            raise SlipError("share", f"share must be a whole number of at least 1, got {shown(share)}")
+            raise StudyFileError("share", f"share must be a whole number of at least 1, got {shown(share)}")
         fields["batch"] = share * workers
     lr = fields.get("recipe_options", {}).get("lr", 0.0)
     if isinstance(lr, bool) or not isinstance(lr, int | float):
-        raise SlipError("lr", f"lr must be a number, got {shown(lr)}")
+        raise StudyFileError("lr", f"lr must be a number, got {shown(lr)}")
     return fields
 
 
 def _keep_own_options(fields: dict[str, Any], strategies: list[str]) -> None:
-    """In a grid of several strategies an option is for those that have it: `every` is not allreduce's."""
+    """Drop options that only other strategies of the grid have: allreduce does not have `every`."""
     strategy, given = fields.get("strategy"), fields.get("strategy_options")
     if not isinstance(strategy, str) or strategy not in STRATEGIES or not given:
         return
@@ -198,16 +198,16 @@ def _spec(fields: dict[str, Any]) -> RunSpec:
     try:
         filled = fill_in(fields)
     except UsageError as error:
-        raise SlipError("launcher", str(error)) from None
+        raise StudyFileError("launcher", str(error)) from None
     try:
         RunSpec(**filled)
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         if key == "threads" and isinstance(fields.get(key), str):
             reason = f'threads must be a whole number or "all", got {shown(fields[key])}'
-            raise SlipError(key, reason) from None
+            raise StudyFileError(key, reason) from None
         try:
             RunSpec.of(**filled)
         except UsageError as sentence:
-            raise SlipError(key, str(sentence)) from None
+            raise StudyFileError(key, str(sentence)) from None
     return RunSpec.of(**filled)

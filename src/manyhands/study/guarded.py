@@ -1,4 +1,4 @@
-"""Who shows a study cannot end it either (law 12): a view that raises is switched off with a sentence."""
+"""A view cannot end a study (law 12): one that raises is switched off with a warning."""
 
 from __future__ import annotations
 
@@ -15,39 +15,33 @@ from manyhands.study.study_state import CellState, StudyState
 
 @final
 class Guarded:
-    """A view, until it fails; what it shows of a running cell goes through that run's followers."""
+    """Calls a view until it fails; the view's callbacks are guarded by the run that calls them."""
 
     def __init__(self, view: StudyView) -> None:
         self._view: StudyView | None = view
 
-    def begun(self, sheet: StudyState, folder: Path) -> None:
-        """Passed on."""
-        self._show(lambda view: view.begun(sheet, folder))
+    def begun(self, state: StudyState, folder: Path) -> None:
+        self._show(lambda view: view.begun(state, folder))
 
     def callback(self, entry: CellState) -> Callback:
-        """Its own, or nobody."""
+        """Return the view's callback, or one that does nothing if the view has failed."""
         found: list[Callback] = []
         self._show(lambda view: found.append(view.callback(entry)))
         return found[0] if found else Callback()
 
     def changed(self, entry: CellState) -> None:
-        """Passed on."""
         self._show(lambda view: view.changed(entry))
 
     def note(self, entry: CellState, text: str) -> None:
-        """Passed on."""
         self._show(lambda view: view.note(entry, text))
 
     def say(self, text: str) -> None:
-        """Passed on."""
         self._show(lambda view: view.say(text))
 
     def tick(self) -> None:
-        """Passed on."""
         self._show(lambda view: view.tick())
 
     def close(self) -> None:
-        """Passed on."""
         self._show(lambda view: view.close())
 
     def _show(self, what: Callable[[StudyView], object]) -> None:
@@ -56,7 +50,7 @@ class Guarded:
             return
         try:
             what(view)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the study goes on)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the study continues)
             self._view = None
-            reason = reason_of(error)
-            CALLBACKS.warning("the study's table was switched off: %s; the study goes on without it", reason)
+            sentence = "the study's table was switched off: %s; the study continues without it"
+            CALLBACKS.warning(sentence, reason_of(error))

@@ -1,4 +1,4 @@
-"""Cells whose seconds do not count, several at a time: a process and a share of the cores each."""
+"""Run cells that are not timed in parallel, each in its own process with a share of the cores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from manyhands.records.record import RunRecord
 from manyhands.study.attempt import attempt_quietly
 from manyhands.study.study_state import CellState
 
-TICK = 0.5  # seconds
+TICK = 0.5  # seconds between two calls of `tick`
 
 
-class Books(Protocol):
-    """Where it is written down what becomes of cells."""
+class CellTracker(Protocol):
+    """The part of `Execution` that journals and shows the progress of cells."""
 
     @property
     def path(self) -> Path: ...
@@ -34,21 +34,21 @@ class Books(Protocol):
     def tick(self) -> None: ...
 
 
-def beside(entries: list[CellState], jobs: int, books: Books) -> None:
-    """Run them all, `jobs` at a time; Ctrl-C ends all of them at once."""
+def run_parallel(entries: list[CellState], jobs: int, tracker: CellTracker) -> None:
+    """Run all cells, `jobs` at a time; Ctrl-C ends all of them at once."""
     launcher: Launcher = registry.member("launcher", LAUNCHERS, LOCAL)()
     threads = max(1, environment.cores() // jobs)
     waiting = list(reversed(entries))
     running: dict[Future[RunRecord], tuple[CellState, str]] = {}
     with launcher.executor(jobs) as pool:
-        while running or (waiting and not books.is_over()):
-            while waiting and len(running) < jobs and not books.is_over():
+        while running or (waiting and not tracker.is_over()):
+            while waiting and len(running) < jobs and not tracker.is_over():
                 entry = waiting.pop()
-                books.begin(entry)
-                spec, name = entry.cell.spec, books.start(entry)
+                tracker.begin(entry)
+                spec, name = entry.cell.spec, tracker.start(entry)
                 spec = spec if spec.threads else spec.replace(threads=threads)
-                running[pool.submit(attempt_quietly, spec, books.path / name)] = entry, name
+                running[pool.submit(attempt_quietly, spec, tracker.path / name)] = entry, name
             done, _ = wait(running, timeout=TICK, return_when=FIRST_COMPLETED)
             for future in done:
-                books.end(*running.pop(future), future.result)
-            books.tick()
+                tracker.end(*running.pop(future), future.result)
+            tracker.tick()

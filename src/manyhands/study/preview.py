@@ -1,4 +1,4 @@
-"""`--dry-run`: the cells in groups, those that cannot work and why, and about how long it takes."""
+"""`--dry-run`: the cells in groups, those that cannot work and why, and the estimated time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyhands.study.study_state import cell_title
 
 
 class Preview(NamedTuple):
-    """What would be run."""
+    """What a study would run."""
 
     study: Study
     out: Path
@@ -30,7 +30,7 @@ class Preview(NamedTuple):
 
 
 def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
-    """Look at every cell without running any; nothing is fetched."""
+    """Check every cell and estimate its time, without running or downloading anything."""
     history = History(StudyFolder(out).events(), "")
     finished = [cell for cell in study.cells if history.is_finished(cell)]
     waiting = [cell for cell in study.cells if not history.is_finished(cell)]
@@ -38,7 +38,7 @@ def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
     excluded = list(study.excluded)
     probed: set[str] = set()
     specs: dict[str, RunSpec] = {}
-    for cell in sorted(waiting, key=lambda cell: cell.spec.task):  # the last task that was built is kept
+    for cell in sorted(waiting, key=lambda cell: cell.spec.task):  # only the last built task is kept
         try:
             resolved = _resolved(cell.spec)
         except UsageError as error:
@@ -54,7 +54,7 @@ def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
 
 
 def _resolved(spec: RunSpec) -> RunSpec | None:
-    """With nothing left open; none where its data are not there."""
+    """Return the resolved spec, or None if its data are not downloaded."""
     if not estimate.in_cache(spec.task):
         return None
     from manyhands.runs.resolve import resolve
@@ -66,7 +66,7 @@ def _resolved(spec: RunSpec) -> RunSpec | None:
 
 
 def draw(found: Preview) -> list[str]:
-    """As lines for a person."""
+    """Return the preview as lines of text."""
     study = found.study
     lines = [study.title if study.title != study.name else study.name]
     lines += [study.about] if study.about else []
@@ -84,7 +84,7 @@ def draw(found: Preview) -> list[str]:
 
 
 def how_long(time: CellEstimate) -> str:
-    """`about 4 min (from 12 earlier runs; mnist-cnn was measured for one second)`."""
+    """`about 4 min (12 cells estimated from earlier runs; mnist-cnn measured for one second)`."""
     if not time.by_cell:
         return "its duration is unknown: no earlier run is similar, and its data are not downloaded"
     bases = [f"{formatting.plural(time.runs, 'cell')} estimated from earlier runs"] if time.runs else []
@@ -94,7 +94,7 @@ def how_long(time: CellEstimate) -> str:
 
 
 def to_json(found: Preview) -> dict[str, Any]:
-    """For a program."""
+    """Return the preview as data for JSON."""
     return {
         "study": found.study.name,
         "out": str(found.out),
@@ -110,7 +110,7 @@ def to_json(found: Preview) -> dict[str, Any]:
 
 
 def _groups(found: Preview) -> list[str]:
-    """A line for cells that differ in workers, batch, rate, seed and repeat only."""
+    """One line for all cells that differ only in workers, batch, learning rate, seed and repeat."""
     rows = []
     for name, cells in _rectangles(found.left):
         seconds = [found.time.by_cell[cell.key] for cell in cells if cell.key in found.time.by_cell]
@@ -124,7 +124,7 @@ def _groups(found: Preview) -> list[str]:
 
 
 def _rectangles(cells: list[Cell]) -> Iterator[tuple[str, list[Cell]]]:
-    """Groups that are a product of what varies in them; where that is not so, one for each worker count."""
+    """Group cells so that each group has all combinations of its values; else one group per worker count."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(_group(cell), []).append(cell)
@@ -154,7 +154,7 @@ def _group(cell: Cell) -> str:
 
 
 def _axes(cells: list[Cell]) -> dict[str, list[Any]]:
-    """What may vary in a group."""
+    """The values of the settings that may vary in a group."""
     return {
         "workers": [cell.spec.workers for cell in cells],
         "batch": [cell.spec.batch or 0 for cell in cells],

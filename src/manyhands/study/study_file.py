@@ -1,4 +1,4 @@
-"""Study files: TOML in, a checked study out; what is wrong is said with its line (law 10)."""
+"""Read a study file (TOML) and check it; an error names the line that it is about (law 10)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell, Without
 from manyhands.runs.checks import check_combination, check_names
 from manyhands.study import grid
-from manyhands.study.grid import Choices, SlipError
+from manyhands.study.grid import Choices, StudyFileError
 from manyhands.study.toml_lines import TomlLines
 from manyhands.tasks import TASKS
 
@@ -29,40 +29,40 @@ KEYS = (
 )  # fmt: skip
 STUDIES = "studies"
 _UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
-_LONGEST = 100  # letters of a name
+_LONGEST = 100  # characters of a name, at most
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a file asks for: facts about the study, and its cells in the order they are run in."""
+    """The content of a study file: facts about the study, and its cells in the order in which they run."""
 
     path: Path
     name: str
     title: str
     about: str = ""
-    fallback: str | None = None  # the task to take where a cell's data cannot be had
+    fallback: str | None = None  # the task to use if a cell's data are unavailable
     claim: str | None = None
-    price: float | None = None
+    price: float | None = None  # per worker and hour
     currency: str = "$"
     budget: float | None = None  # seconds
     keep_models: bool = False
     cells: list[Cell] = field(default_factory=list)
     excluded: list[Without] = field(default_factory=list)  # combinations that cannot work
-    left_out: int = 0  # by the file's own [[exclude]]
+    left_out: int = 0  # cells that the file's own [[exclude]] leaves out
 
 
 def find(text: str) -> Path:
-    """A study's file by its path, or by its name: in ./studies, or one of those that come with manyhands.
+    """Return the path of a study file, given its path or its name in ./studies or among those of manyhands.
 
-    Those lie in the repository's studies/, and in a wheel inside this package.
+    Those of manyhands are in the repository's studies/, and inside this package in a wheel.
     """
     given = Path(text).expanduser()
     if given.is_file() or given.suffix or given.name != text:
         return given
     known: dict[str, Path] = {}
     here = Path(__file__)
-    for folder in (here.parent / "files", here.parents[3] / STUDIES, Path(STUDIES)):  # the last one counts
+    for folder in (here.parent / "files", here.parents[3] / STUDIES, Path(STUDIES)):  # the last one wins
         known |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
     if text not in known:
         raise unknown("study", text, known)
@@ -72,7 +72,7 @@ def find(text: str) -> Path:
 def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study:
     """Read a study file; every cell is checked before any of them runs.
 
-    A task file that it names is imported, and `notice` is told so before.
+    A task file that it names is imported; `notice` is called with a sentence about that before.
     """
     try:
         text = path.read_text()
@@ -82,33 +82,33 @@ def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study
         raise UsageError(f"cannot read the study {path}: {reason.lower()}") from None
     except RecursionError:
         raise UsageError(f"{path} is not a study: its tables and lists are nested too deeply") from None
-    except ValueError as error:  # tomllib's own, or Python's about a number of thousands of digits
+    except ValueError as error:  # from tomllib, or from Python for a number with thousands of digits
         raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
     return _StudyFile(path, content, TomlLines(text), notice).study()
 
 
 class _StudyFile:
-    """One file's content, and the way from what is wrong in it to its line."""
+    """The content of one file, and the lines that its errors are about."""
 
     def __init__(
         self, path: Path, content: dict[str, Any], lines: TomlLines, notice: Callable[[str], None]
     ) -> None:
         self._path, self._content, self._lines, self._notice = path, content, lines, notice
-        self._named: set[Path] = set()  # task files
+        self._named: set[Path] = set()  # task files that `notice` was called for
 
     @contextmanager
     def _at(self, table: str = "", index: int = 0) -> Iterator[None]:
-        """Slips inside are about this table."""
+        """Add the line in this table to a StudyFileError that is raised inside."""
         try:
             yield
-        except SlipError as slip:
-            line = self._lines.of(table, index, slip.key)
-            if line is None and table:  # what a grid has from the defaults, else the grid
-                line = self._lines.of("defaults", 0, slip.key) or self._lines.of(table, index)
-            elif line is None:  # a table instead of a key
-                line = self._lines.of(slip.key.partition(".")[0])
+        except StudyFileError as error:
+            line = self._lines.of(table, index, error.key)
+            if line is None and table:  # the key is in [defaults], or else it is the grid that is wrong
+                line = self._lines.of("defaults", 0, error.key) or self._lines.of(table, index)
+            elif line is None:  # the key is a table
+                line = self._lines.of(error.key.partition(".")[0])
             where = f"{self._path}, line {line}" if line else str(self._path)
-            raise UsageError(f"{where}: {slip}") from None
+            raise UsageError(f"{where}: {error}") from None
 
     def study(self) -> Study:
         with self._at():
@@ -141,14 +141,14 @@ class _StudyFile:
                     if cell.key not in reasons and (reason := cannot_work(cell.spec)):
                         reasons[cell.key] = reason
                 if mine and all(cell.key in reasons for cell in mine):
-                    raise SlipError("", f"no cell of this grid can work: {reasons[mine[0].key]}")
+                    raise StudyFileError("", f"no cell of this grid can work: {reasons[mine[0].key]}")
                 cells += mine
         if not cells:
             raise UsageError(f"{self._path} has no cells: [[exclude]] leaves none of them")
         found = grid.unique(cells)
         if len(found) > grid.MOST:
             raise UsageError(
-                f"{self._path} has {len(found):,} cells in its grids, and a study at most {grid.MOST:,}"
+                f"{self._path} has {len(found):,} cells in its grids, but a study has at most {grid.MOST:,}"
             )
         can = [cell for cell in found if cell.key not in reasons]
         cannot = [Without(cell, reasons[cell.key]) for cell in found if cell.key in reasons]
@@ -159,7 +159,7 @@ class _StudyFile:
         settings = grid.with_cores(grid.merged(defaults, own))
         repeats = grid.repeats_of(settings, self._content.get("repeats", 1))
         if (cells := grid.count(settings, repeats)) > grid.MOST:
-            raise SlipError("", f"this grid has {cells:,} cells, and a study at most {grid.MOST:,}")
+            raise StudyFileError("", f"this grid has {cells:,} cells, but a study has at most {grid.MOST:,}")
         timed = grid.timed_of(settings)
         for spec in grid.expand(settings):
             if (file := spec.task_file) is not None and file not in self._named:
@@ -170,22 +170,22 @@ class _StudyFile:
                 yield Cell(spec, repeat, timed)
 
     def _facts(self) -> dict[str, Any]:
-        """Everything but the tables."""
+        """Return the settings of the study that are not tables."""
         content = self._content
         for key in content:
             if key not in KEYS:
-                raise SlipError(key, f"a study has no key {shown(key)} ({choices(key, KEYS)})")
+                raise StudyFileError(key, f"a study has no key {shown(key)} ({choices(key, KEYS)})")
         for key in ("name", "title", "about", "fallback", "claim", "currency"):
             _must(key, content.get(key, ""), lambda value: isinstance(value, str), "text")
         name = content.get("name", self._path.stem)
         if not name or name.startswith(".") or "/" in name or not name.isprintable() or len(name) > _LONGEST:
-            raise SlipError("name", f"name must do as a folder's name, got {shown(name)}")
+            raise StudyFileError("name", f"name must be a valid folder name, got {shown(name)}")
         fallback = content.get("fallback")
         if fallback is not None and fallback not in TASKS:
-            raise SlipError("fallback", str(unknown("task", fallback, TASKS)))
+            raise StudyFileError("fallback", str(unknown("task", fallback, TASKS)))
         claim = content.get("claim")
         if claim is not None and claim not in CLAIMS:
-            raise SlipError("claim", str(unknown("claim", claim, CLAIMS)))
+            raise StudyFileError("claim", str(unknown("claim", claim, CLAIMS)))
         _must(
             "price", content.get("price", 1), lambda value: _number(value) and value > 0, "a number above 0"
         )
@@ -205,32 +205,32 @@ class _StudyFile:
     def _table(self, name: str) -> dict[str, Any]:
         table = self._content.get(name, {})
         if not isinstance(table, dict):
-            raise SlipError(name, f"{name} is a table: write [{name}]")
+            raise StudyFileError(name, f"{name} is a table: write [{name}]")
         return table
 
     def _tables(self, name: str) -> list[dict[str, Any]]:
         tables = self._content.get(name, [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             with self._at():
-                raise SlipError(name, f"{name} may be there several times: write [[{name}]]")
+                raise StudyFileError(name, f"{name} is a list of tables: write [[{name}]]")
         return tables
 
 
 def seconds(value: Any) -> float:
-    """`"90 s"`, `"5 min"`, `"1 h 30 min"`, or a number of seconds."""
+    """Parse a budget: `"90 s"`, `"5 min"`, `"1 h 30 min"`, or a number of seconds."""
     wanted = 'a time such as 300, "90 s", "5 min" or "2 h"'
     if isinstance(value, str):
         text = value.strip().lower()
         parts = _TIME.findall(text)
         if not parts or _TIME.sub("", text) or any(unit not in _UNITS for _, unit in parts):
-            raise SlipError("budget", f"budget must be {wanted}, got {shown(value)}")
+            raise StudyFileError("budget", f"budget must be {wanted}, got {shown(value)}")
         value = sum(float(number) * _UNITS[unit] for number, unit in parts)
     _must("budget", value, lambda given: _number(given) and given > 0, wanted)
     return float(value)
 
 
 def cannot_work(spec: RunSpec) -> str | None:
-    """Why a combination of known names cannot be run, if that can be told without its data."""
+    """Return why a combination of known names cannot be run, as far as that is known without its data."""
     try:
         check_combination(spec)
     except UsageError as error:
@@ -239,23 +239,23 @@ def cannot_work(spec: RunSpec) -> str | None:
 
 
 def _check_names(spec: RunSpec) -> None:
-    """Unknown names are slips of the file, each about a key."""
+    """Refuse unknown names with an error about the key that has the name."""
     try:
         check_names(spec)
     except UsageError as error:
         axis = re.match(r"unknown (\w+) ", str(error))
-        raise SlipError(axis[1] if axis else _option("strategy_options", error), str(error)) from None
+        raise StudyFileError(axis[1] if axis else _option("strategy_options", error), str(error)) from None
     try:
         if spec.options:
             from manyhands.tasks import find
 
             registry.parse(spec.task, find.builder(spec.task), spec.options)
     except UsageError as error:
-        raise SlipError(_option("options", error), str(error)) from None
+        raise StudyFileError(_option("options", error), str(error)) from None
     try:
         _check_recipe(spec)
     except UsageError as error:
-        raise SlipError(_option("recipe_options", error), str(error)) from None
+        raise StudyFileError(_option("recipe_options", error), str(error)) from None
 
 
 def _check_recipe(spec: RunSpec) -> None:
@@ -266,7 +266,7 @@ def _check_recipe(spec: RunSpec) -> None:
             f"recipe {spec.recipe}", registry.member("recipe", RECIPES, spec.recipe), spec.recipe_options
         )
         return
-    # which recipe is the task's own is known when it is built; here only what none of them has
+    # the task's own recipe is known once the task is built; refuse only options that no recipe has
     known = {
         name: None
         for recipe in RECIPES
@@ -278,7 +278,7 @@ def _check_recipe(spec: RunSpec) -> None:
 
 
 def _option(table: str, error: UsageError) -> str:
-    """The key that a sentence about an option is about."""
+    """Return the key that an error about an option is about."""
     named = re.search(r"option '?(\w+)'?", str(error))
     return f"{table}.{named[1]}" if named else table
 
@@ -289,4 +289,4 @@ def _number(value: Any) -> bool:
 
 def _must(key: str, value: Any, holds: Callable[[Any], bool], wanted: str) -> None:
     if not holds(value):
-        raise SlipError(key, f"{key} must be {wanted}, got {shown(value)}")
+        raise StudyFileError(key, f"{key} must be {wanted}, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""A study under way: every cell and what has become of it, as the views draw it and the analyses read it."""
+"""The state of a running study: every cell and its outcome, as the views show it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ State = Literal["left", "running", "finished", "failed", "excluded"]
 
 @dataclass
 class CellState:
-    """One cell's line."""
+    """The state of one cell."""
 
     cell: Cell
     state: State = "left"
     record: RunRecord | None = None
-    reason: str = ""  # where it failed or cannot work
-    earlier: bool = False  # it was finished before this sitting
+    reason: str = ""  # why it failed or cannot work
+    earlier: bool = False  # it was finished before this session
 
 
 @dataclass
 class StudyState:
-    """All of them, in the order they are run in."""
+    """The states of all cells, in the order in which they run."""
 
     study: Study
     entries: dict[str, CellState] = field(default_factory=dict)
@@ -38,17 +38,17 @@ class StudyState:
 
     @property
     def records(self) -> list[RunRecord]:
-        """Of the cells that are finished."""
+        """The records of the finished cells."""
         return [entry.record for entry in self.of("finished") if entry.record is not None]
 
 
 def title(spec: RunSpec, seed: bool = True) -> str:
-    """A cell in a few words: what tells it from others of a study."""
-    own = {name: value for name, value in spec.options.items() if name != "data"}  # a long path
+    """A short title of a cell: the settings that distinguish it from other cells of a study."""
+    own = {name: value for name, value in spec.options.items() if name != "data"}  # `data` is a long path
     options = [f"{name}={value}" for name, value in {**own, **spec.strategy_options}.items()]
     parts = [
         spec.task,
-        " ".join([spec.strategy, *options, *_beyond_memory(spec)]),
+        " ".join([spec.strategy, *options, *_transport_words(spec)]),
         formatting.plural(spec.workers, "worker"),
         formatting.plural(spec.threads, "thread") if spec.threads else "",
         f"batch {spec.batch:,}" if spec.batch else "",
@@ -59,10 +59,10 @@ def title(spec: RunSpec, seed: bool = True) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _beyond_memory(spec: RunSpec) -> list[str]:
+def _transport_words(spec: RunSpec) -> list[str]:
     return ["on", spec.named_transport] if spec.named_transport else []
 
 
 def cell_title(cell: Cell) -> str:
-    """The same with which time it is."""
+    """The title of a cell, with its number if it is a repeat."""
     return title(cell.spec) + (f" · again ({cell.repeat + 1})" if cell.repeat else "")

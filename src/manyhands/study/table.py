@@ -1,4 +1,4 @@
-"""A study's table: a row for the repeats and seeds of a cell, then as aligned text, a block for each task."""
+"""The table of a study: a block per task, with one row for all repeats and seeds of a cell; then as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEFT = ("strategy", "recipe", "verdict")  # columns of words; numbers are align
 
 
 class Row(NamedTuple):
-    """One line of a task's block, as text."""
+    """One row of a task's block, as text."""
 
     strategy: str
     workers: str
@@ -36,16 +36,16 @@ class Row(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One task's lines."""
+    """The rows of one task."""
 
     task: str
     header: Row
     rows: list[Row]
-    baseline: str = ""  # what speed-ups are over
+    baseline: str = ""  # what the speed-ups are relative to
 
 
 def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list[Block]:
-    """A block for each task, in order of appearance."""
+    """Return a block for each task, in order of appearance."""
     names = dict.fromkeys([*groups.tasks(records), *(without.cell.spec.task for without in failed)])
     found = []
     for name in names:
@@ -54,7 +54,7 @@ def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list
         alike: dict[tuple[object, ...], list[RunRecord]] = {}
         for record in mine:
             alike.setdefault(_key(record), []).append(record)
-        pairs: dict[int, Pair] = {}  # by batch: a large study has many rows and few of these
+        pairs: dict[int, Pair] = {}  # by batch: a large study has many rows and few batch sizes
         rows = []
         for each in alike.values():
             batch = groups.batch(each[0])
@@ -68,14 +68,14 @@ def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list
 
 
 def draw(block: Block, width: int | None = None, footnote: bool = True) -> list[str]:
-    """Aligned columns without those that say nothing; what is wider than the terminal is cut."""
+    """Return aligned columns, without those that say nothing; lines longer than the width are cut."""
     lines = [block.header, *block.rows]
-    same = {"threads", "recipe", "epochs"}  # shown where they differ
+    same = {"threads", "recipe", "epochs"}  # shown only if they differ
     texts = []
     for number, name in enumerate(Row._fields):
         column = [line[number] for line in lines]
-        told = set(column[1:]) - {""}
-        if not told or (name in same and len(told) == 1):
+        values = set(column[1:]) - {""}
+        if not values or (name in same and len(values) == 1):
             continue
         longest = max(map(len, column))
         texts.append([text.ljust(longest) if name in _LEFT else text.rjust(longest) for text in column])
@@ -86,7 +86,7 @@ def draw(block: Block, width: int | None = None, footnote: bool = True) -> list[
 
 
 def draw_all(results: Results, width: int | None = None) -> list[str]:
-    """The whole table, the task's name above its block where there are several."""
+    """Return the whole table, with the task's name above each block if there are several."""
     found = blocks(results.records, results.failed)
     lines: list[str] = []
     for block in found:
@@ -155,7 +155,7 @@ def _failed(without: Without) -> Row:
 
 
 def to_target(alike: Sequence[RunRecord]) -> str:
-    """`5.0 s`, of untimed ones `412 steps`; `(2 of 3)` where not all of them got there."""
+    """`5.0 s`, or `412 steps` if not timed; with `(2 of 3)` if not all of them reached the target."""
     tried = [record for record in alike if groups.attempted(record)]
     if not tried:
         return ""
@@ -174,7 +174,7 @@ def to_target(alike: Sequence[RunRecord]) -> str:
 
 
 def _key(record: RunRecord) -> tuple[object, ...]:
-    """What repeats and seeds of a cell share."""
+    """What the repeats and seeds of a cell have in common."""
     spec = record.spec
     limits = (spec.epochs, spec.samples, spec.seconds, spec.target)
     return groups.key(record), groups.recipe_key(record), limits
@@ -194,5 +194,5 @@ def _recipe(record: RunRecord) -> str:
 
 
 def cut(text: str, width: int | None) -> str:
-    """No longer than so many characters."""
+    """Cut a text to at most this many characters."""
     return text if width is None or len(text) <= width else text[: max(1, width - 1)] + "…"

@@ -1,4 +1,4 @@
-"""Where a key stands in a TOML file: tomllib forgets the lines of what it reads, and errors name them."""
+"""Find the line of a key in a TOML file: tomllib does not keep line numbers, and errors name them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*$")
 _KEY = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
-# a string on one line, a comment, or where a string over several lines begins
+# a string on one line, a comment, or the beginning of a multi-line string
 _TEXT = re.compile(r"\"\"\"|'''|\"(?:[^\"\\]|\\.)*\"|'[^']*'|#.*")
 
 
@@ -20,7 +20,7 @@ class TomlLines:
         self._scan(text)
 
     def of(self, table: str, index: int = 0, key: str = "") -> int | None:
-        """Of a dotted key in the index-th table of this name ("" is the top), or of what holds it there."""
+        """The line of a dotted key in the index-th table of this name ("" is the top), or of its parent."""
         parts = key.split(".")
         for length in range(len(parts), 0, -1):
             line = self._found.get((table, index, ".".join(parts[:length])))
@@ -41,7 +41,7 @@ class TomlLines:
             depth = max(0, depth + _opened(line))
 
     def _enter(self, brackets: str, name: str, number: int) -> tuple[str, str]:
-        """`[[grid]]` begins a table, `[grid.options]` goes on with the last one."""
+        """`[[grid]]` begins a table, `[grid.options]` continues the last one."""
         table, _, rest = _plain(name).partition(".")
         if brackets == "[[" and not rest:
             self._tables[table] += 1
@@ -61,7 +61,7 @@ def _plain(key: str) -> str:
 
 
 def _code(line: str, quote: str) -> tuple[str, bool, str]:
-    """The line without strings and comments; whether it began inside a string, and in which one it ends."""
+    """The line without strings and comments, whether it began inside a string, and the quote it ends in."""
     began_inside, at = bool(quote), 0
     kept: list[str] = []
     while True:

@@ -1,4 +1,4 @@
-"""What a person sees of a study: a growing table on a terminal, one line per cell elsewhere, or nothing."""
+"""Show the progress of a study: a growing table on a terminal, one line per cell elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -21,63 +21,62 @@ from manyhands.study import estimate, table
 from manyhands.study.execute import StudyView
 from manyhands.study.study_state import CellState, StudyState, cell_title
 
-REFRESH = 1.0  # seconds; more often only costs the runs time
-FACTS = 300  # earlier runs that time left is judged by
+REFRESH = 1.0  # seconds between updates; more frequent ones would slow the runs down
+FACTS = 300  # earlier runs that the remaining time is estimated from
 
 
 def for_people() -> StudyView:
-    """A live table where standard error is a terminal, lines where it is a file or a pipe."""
+    """Return a live table if standard error is a terminal, or line-by-line output for a file or a pipe."""
     console = Console(stderr=True, highlight=False)
     return LiveTable(console) if console.is_terminal else LineByLine()
 
 
 class NoView:
-    """The null view."""
+    """A view that shows nothing."""
 
-    def begun(self, sheet: StudyState, folder: Path) -> None:
-        """Nothing."""
+    def begun(self, state: StudyState, folder: Path) -> None:
+        pass
 
     def callback(self, entry: CellState) -> Callback:
-        """Nobody."""
         return Callback()
 
     def changed(self, entry: CellState) -> None:
-        """Nothing."""
+        pass
 
     def note(self, entry: CellState, text: str) -> None:
-        """Nothing."""
+        pass
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        pass
 
     def tick(self) -> None:
-        """Nothing."""
+        pass
 
     def close(self) -> None:
-        """Nothing."""
+        pass
 
 
 class LineByLine:
-    """A line when a cell begins and one when it ends."""
+    """Prints a line when a cell begins and one when it ends."""
 
     def __init__(self) -> None:
-        self._sheet: StudyState | None = None
+        self._state: StudyState | None = None
         self._count = 0
 
-    def begun(self, sheet: StudyState, folder: Path) -> None:
-        """What lies ahead."""
-        self._sheet, self._count = sheet, len(sheet.entries) - len(sheet.of("excluded"))
-        self.say(headline(sheet, folder))
+    def begun(self, state: StudyState, folder: Path) -> None:
+        """Print the number of cells and the folder."""
+        self._state, self._count = state, len(state.entries) - len(state.of("excluded"))
+        self.say(headline(state, folder))
 
     def callback(self, entry: CellState) -> Callback:
-        """One that passes notices on."""
+        """Return a callback that prints the notices of a run."""
         return _Watcher(self.say, lambda note: None)
 
     def changed(self, entry: CellState) -> None:
-        """A line."""
-        assert self._sheet is not None
+        """Print the title of a cell that begins, or the outcome of one that ends."""
+        assert self._state is not None
         if entry.state == "running":
-            number = list(self._sheet.entries).index(entry.cell.key) + 1
+            number = list(self._state.entries).index(entry.cell.key) + 1
             self.say(f"[{number}/{self._count}] {cell_title(entry.cell)}")
         elif entry.state == "excluded":
             self.say(f"excluded: {cell_title(entry.cell)}: {entry.reason}")
@@ -85,51 +84,49 @@ class LineByLine:
             self.say(f"      {outcome(entry)}")
 
     def note(self, entry: CellState, text: str) -> None:
-        """A line."""
         self.say(f"      {text}")
 
     def say(self, text: str) -> None:
-        """One line, or several."""
         print(formatting.printed(text), file=sys.stderr, flush=True)
 
     def tick(self) -> None:
-        """Nothing."""
+        pass
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 class LiveTable:
-    """The rows of the task at hand that fit, what is running, what is left; drawn about once a second."""
+    """A table of the current task, the running cells and what is left; drawn about once a second."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._sheet: StudyState | None = None
+        self._state: StudyState | None = None
         self._live: Live | None = None
         self._facts: list[estimate.EarlierRuns] = []
         self._notes: dict[str, str] = {}
         self._task = ""
         self._block: list[str] = []
-        self._left: tuple[float, float] | None = None  # seconds, and when that was said
+        self._left: tuple[float, float] | None = None  # the estimated seconds, and when they were estimated
         self._drawn = 0.0
 
-    def begun(self, sheet: StudyState, folder: Path) -> None:
-        """The headline stays; below it the table."""
-        self._sheet = sheet
-        self.say(headline(sheet, folder))
-        recent = estimate.earlier([entry.cell for entry in sheet.of("left")], folder)
-        self._facts = estimate.known([*sheet.records, *recent])[:FACTS]
+    def begun(self, state: StudyState, folder: Path) -> None:
+        """Print the headline, and start the table below it."""
+        self._state = state
+        self.say(headline(state, folder))
+        recent = estimate.earlier([entry.cell for entry in state.of("left")], folder)
+        self._facts = estimate.known([*state.records, *recent])[:FACTS]
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         self._count()
         self._draw()
 
     def callback(self, entry: CellState) -> Callback:
-        """One that keeps the line of a running cell."""
+        """Return a callback that updates the line of a running cell."""
         return _Watcher(self.say, partial(self.note, entry))
 
     def changed(self, entry: CellState) -> None:
-        """Draw it."""
+        """Update the rows and the estimate, and draw the table."""
         self._task = entry.cell.spec.task
         self._notes.pop(entry.cell.key, None)
         if entry.state == "finished" and entry.record is not None:
@@ -138,40 +135,40 @@ class LiveTable:
         self._draw()
 
     def note(self, entry: CellState, text: str) -> None:
-        """Beside the running cell."""
+        """Show a text beside the running cell."""
         self._notes[entry.cell.key] = text
         self.tick()
 
     def say(self, text: str) -> None:
-        """A line above the table."""
+        """Print a line above the table."""
         self._console.print(formatting.printed(text), markup=False, soft_wrap=True)
 
     def tick(self) -> None:
-        """Draw it anew if that was a while ago."""
+        """Draw the table again if the last time was a while ago."""
         if time.monotonic() - self._drawn >= REFRESH:
             self._draw()
 
     def close(self) -> None:
-        """Take the table away: it is printed as a whole."""
+        """Remove the table: the whole table is printed at the end."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _count(self) -> None:
-        """What changes with a cell only."""
-        assert self._sheet is not None
-        failed = [Without(entry.cell, entry.reason) for entry in self._sheet.of("failed")]
-        blocks = table.blocks(self._sheet.records, failed)
+        """Update what changes only when a cell changes: the rows and the estimate."""
+        assert self._state is not None
+        failed = [Without(entry.cell, entry.reason) for entry in self._state.of("failed")]
+        blocks = table.blocks(self._state.records, failed)
         mine = [block for block in blocks if block.task.split(" ")[0] == self._task] or blocks[-1:]
         width = self._console.width - 1
         self._block = [line for block in mine for line in table.draw(block, width, footnote=False)]
-        left = [entry.cell for entry in self._sheet.of("left", "running")]
+        left = [entry.cell for entry in self._state.of("left", "running")]
         time_ = estimate.estimate(left, self._facts)
         whole = time_.seconds * len(left) / len(time_.by_cell) if time_.by_cell else None
         self._left = None if whole is None else (whole, time.monotonic())
 
     def _draw(self) -> None:
-        live = self._live  # a run's follower draws, too, in a thread of its own
+        live = self._live  # a callback of a run also draws, in its own thread
         if live is None:
             return
         self._drawn = time.monotonic()
@@ -179,12 +176,12 @@ class LiveTable:
         live.update(Group(*lines), refresh=True)
 
     def lines(self) -> list[str]:
-        """As many rows as fit, the last ones, between their header and what is running."""
-        assert self._sheet is not None
+        """The header, as many of the last rows as fit, the running cells and the counts."""
+        assert self._state is not None
         width, height = self._console.width - 1, self._console.height
         running = [
             table.cut(f" ▸ {cell_title(entry.cell)}  {self._notes.get(entry.cell.key, '')}".rstrip(), width)
-            for entry in self._sheet.of("running")[:4]
+            for entry in self._state.of("running")[:4]
         ]
         below = [*running, table.cut(" " + self._counts(), width)]
         header, rows = self._block[:1], self._block[1:]
@@ -192,20 +189,20 @@ class LiveTable:
         return [*header, *rows[-room:], *below]
 
     def _counts(self) -> str:
-        assert self._sheet is not None
-        sheet = self._sheet
-        parts = [f"{len(sheet.of('finished'))} done"]
-        parts += [f"{count} running"] if (count := len(sheet.of("running"))) else []
-        parts += [f"{len(sheet.of('left'))} left"]
-        parts += [f"{count} failed"] if (count := len(sheet.of("failed"))) else []
+        assert self._state is not None
+        state = self._state
+        parts = [f"{len(state.of('finished'))} done"]
+        parts += [f"{count} running"] if (count := len(state.of("running"))) else []
+        parts += [f"{len(state.of('left'))} left"]
+        parts += [f"{count} failed"] if (count := len(state.of("failed"))) else []
         if self._left is not None:
-            seconds, said = self._left
-            parts.append(f"about {formatting.duration(max(1.0, seconds - (time.monotonic() - said)))} to go")
+            seconds, since = self._left
+            parts.append(f"about {formatting.duration(max(1.0, seconds - (time.monotonic() - since)))} to go")
         return " · ".join(parts)
 
 
 class _Watcher(Callback):
-    """An observer that says in a few words how far a run is."""
+    """A callback that reports the progress of a run in a few words."""
 
     def __init__(self, say: Callable[[str], None], note: Callable[[str], None]) -> None:
         self._say, self._note = say, note
@@ -213,12 +210,11 @@ class _Watcher(Callback):
         self._noted = 0.0
 
     def on_start(self, start: Start) -> None:
-        """Where it begins."""
         self._start = start
         self._note("starting")
 
     def on_step(self, step: StepRecord) -> None:
-        """Now and then, how far it is."""
+        """Report the progress, at most every REFRESH seconds."""
         start, now = self._start, time.monotonic()
         if start is None or now - self._noted < REFRESH:
             return
@@ -232,21 +228,21 @@ class _Watcher(Callback):
         self._say(text)
 
 
-def headline(sheet: StudyState, folder: Path) -> str:
-    """`46 cells · 12 of them finished before · results/default`."""
-    cells = len(sheet.entries) - len(sheet.of("excluded"))
+def headline(state: StudyState, folder: Path) -> str:
+    """`46 cells · 12 finished before · results/default`."""
+    cells = len(state.entries) - len(state.of("excluded"))
     parts = [formatting.plural(cells, "cell")]
-    if before := sum(entry.earlier for entry in sheet.entries.values()):
+    if before := sum(entry.earlier for entry in state.entries.values()):
         parts.append(f"{before} finished before")
-    if excluded := len(sheet.of("excluded")):
+    if excluded := len(state.of("excluded")):
         parts.append(f"{excluded} excluded")
-    if budget := sheet.study.budget:
+    if budget := state.study.budget:
         parts.append(f"at most about {formatting.duration(budget)}")
     return " · ".join([*parts, str(folder)])
 
 
 def outcome(entry: CellState) -> str:
-    """What has become of a cell, in a line."""
+    """The outcome of a cell, in one line."""
     record = entry.record
     if record is None:
         return f"{entry.state}: {entry.reason}"
