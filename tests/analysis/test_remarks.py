@@ -47,7 +47,7 @@ def test_a_run_that_diverged_says_when_and_with_which_rate():
     )
 
 
-def test_a_run_that_was_interrupted_says_how_to_go_on():
+def test_a_run_that_was_interrupted_says_how_to_continue():
     assert judged("interrupted", record()) is None
     run = record(status="interrupted", steps=1200, run="runs/mnist-mlp-7f3a")
     assert said("interrupted", run) == (

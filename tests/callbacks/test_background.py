@@ -102,8 +102,8 @@ def test_one_that_raises_is_switched_off_and_the_others_say_so(
     record = run_with(good, bad, folder=here / "run")
     assert (record.status, record.loss) == ("finished", expected.loss)
     assert len(RunFolder(here / "run").steps()) == 10
-    goes_on = "the run does not need it" if event in ("on_end", "close") else "training goes on without it"
-    sentence = f"the page was switched off: ConnectionError: no answer; {goes_on}"
+    then = "the run does not need it" if event in ("on_end", "close") else "training continues without it"
+    sentence = f"the page was switched off: ConnectionError: no answer; {then}"
     assert [text for text in good.notices if "old file" not in text] == [sentence]
     events = [each for each in good.heard if each != "on_notice"]
     assert events == ["on_start", *["on_step"] * 10, "on_end", "close"]
@@ -169,7 +169,7 @@ def test_what_a_slow_one_has_not_heard_of_does_not_hold_up_the_end(
 def test_one_that_leaves_the_process_is_switched_off_too(here: Path) -> None:
     good = Hears()
     run_with(good, Hears("on_start", lambda: sys.exit(3)), folder=here / "run")
-    assert "the page was switched off: SystemExit: 3; training goes on without it" in good.notices
+    assert "the page was switched off: SystemExit: 3; training continues without it" in good.notices
 
 
 @pytest.mark.usefixtures("brief")

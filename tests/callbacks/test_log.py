@@ -45,7 +45,7 @@ class Keeps(Callback):
 
 
 STEP = StepRecord(1, 0, 10, 0.5, 0.1, 0.1)
-SENTENCE = "the page was switched off: ConnectionError: no answer; training goes on without it"
+SENTENCE = "the page was switched off: ConnectionError: no answer; training continues without it"
 
 
 def found(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:

@@ -94,7 +94,7 @@ def test_a_server_that_is_not_there(typed: Callable[..., Any]) -> None:
     dead = {"MLFLOW_TRACKING_URI": DEAD, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     sentence, _ = run_tracked(typed, "mlflow", **dead)
     assert sentence.startswith("mlflow was switched off: MlflowException: API request to http://127.0.0.1:9")
-    assert sentence.endswith("; training goes on without it")
+    assert sentence.endswith("; training continues without it")
 
 
 def test_a_server_that_does_not_answer(
@@ -131,4 +131,4 @@ def test_a_file_in_the_place_of_a_folder(typed: Callable[..., Any], monkeypatch:
     monkeypatch.setattr(package, "SummaryWriter", in_the_way)
     sentence, _ = run_tracked(typed, "tensorboard")
     assert sentence.startswith("tensorboard was switched off: FileExistsError: ")
-    assert sentence.endswith("; training goes on without it")
+    assert sentence.endswith("; training continues without it")

@@ -20,7 +20,7 @@ from manyhands.callbacks.base import Callback
 from manyhands.core.errors import CheckpointError
 from manyhands.engine.checkpoint import storage
 from manyhands.engine.checkpoint.storage import Checkpoints
-from manyhands.engine.session import how_to_go_on
+from manyhands.engine.session import how_to_continue
 from manyhands.records.record import StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.runs.train import resume_folder
@@ -297,7 +297,7 @@ def test_a_resume_that_fails_leaves_the_spec_as_it_was(harmed: Run) -> None:
     for path in Checkpoints(harmed.folder / "checkpoints", "").paths():
         harmed.forge(tensor(MOMENTUM, Tensor.double), path)
     before = (harmed.folder / "spec.json").read_bytes()
-    with pytest.raises(CheckpointError, match=r"go on without the changed settings$"):
+    with pytest.raises(CheckpointError, match=r"continue without the changed settings$"):
         harmed.resume(batch=100)
     assert (harmed.folder / "spec.json").read_bytes() == before
 
@@ -372,7 +372,7 @@ def test_what_is_not_a_file_is_not_opened(harmed: Run, what: str) -> None:
     make(odd)
     assert harmed.resume() == [f"{odd} cannot be read ({reason}); trying the one before it"]
     assert harmed.is_whole()
-    assert how_to_go_on(RunFolder(harmed.folder)) == (
+    assert how_to_continue(RunFolder(harmed.folder)) == (
         f"the last checkpoint is of step 6; continue with: manyhands train --resume {harmed.folder}"
     )
 
@@ -390,7 +390,7 @@ def test_a_hole_larger_than_memory_is_not_read(harmed: Run) -> None:
 def test_a_run_without_checkpoints_promises_nothing(harmed: Run) -> None:
     """A bug at the first step is not mended by going on."""
     shutil.rmtree(harmed.folder / "checkpoints")
-    assert how_to_go_on(RunFolder(harmed.folder)) == (
+    assert how_to_continue(RunFolder(harmed.folder)) == (
         "there is no checkpoint yet; once the cause is removed, start from the beginning with: "
         f"manyhands train --resume {harmed.folder}"
     )

@@ -286,7 +286,7 @@ class TestFolder:
         ):
             train(out=here / "run")
 
-    def test_a_run_without_result_says_how_to_go_on(self, here: Path) -> None:
+    def test_a_run_without_result_says_how_to_continue(self, here: Path) -> None:
         RunFolder(here / "run").create()
         RunFolder(here / "run").write_spec(RunSpec.of(task="quadratic"))
         with pytest.raises(

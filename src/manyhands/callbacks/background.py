@@ -171,9 +171,9 @@ class _Background:
             self.active = False
             self._since = None
             over = self._event in ("on_end", "close")
-            goes_on = "the run does not need it" if over else "training goes on without it"
+            then = "the run does not need it" if over else "training continues without it"
             if not self._abandoned:
-                self._others.warn_about(self, f"{self.name} was switched off: {reason_of(error)}; {goes_on}")
+                self._others.warn_about(self, f"{self.name} was switched off: {reason_of(error)}; {then}")
             self._calls.clear()
             if self._event != "close":
                 with contextlib.suppress(BaseException):  # one sentence is enough

@@ -27,7 +27,7 @@ from manyhands.engine.async_loop import AsyncTrainer
 from manyhands.engine.checkpoint.resume import (
     all_loaded,
     choose,
-    how_to_go_on,
+    how_to_continue,
     random_name,
     restore_generators,
 )
@@ -82,7 +82,7 @@ class Session:
         try:
             return self._run()
         except StorageError as error:
-            raise StorageError(f"{error}; {how_to_go_on(self.folder)}") from error
+            raise StorageError(f"{error}; {how_to_continue(self.folder)}") from error
         finally:
             self.journal.close()
             self.context.close()
@@ -115,7 +115,7 @@ class Session:
             return self._finish(ending, self.trainer.end_message(self.position))
         number = self._signal or signal.SIGTERM
         name = signal.Signals(number).name
-        message = f"interrupted by {name} at step {self.position.step:,}; {how_to_go_on(self.folder)}"
+        message = f"interrupted by {name} at step {self.position.step:,}; {how_to_continue(self.folder)}"
         if self._finish(ending, message) is None:
             return None
         raise InterruptedRunError(message, number)

@@ -111,7 +111,7 @@ def _launch(
     spec: RunSpec, launcher: Launcher, folder: RunFolder, job: Job, callbacks: BackgroundCallbacks
 ) -> RunRecord:
     """Launch the workers, and again from the last checkpoint up to `spec.restarts` times."""
-    from manyhands.engine.checkpoint.resume import how_to_go_on
+    from manyhands.engine.checkpoint.resume import how_to_continue
     from manyhands.engine.session import work
 
     supervision = _supervision(spec, folder, callbacks)
@@ -126,7 +126,7 @@ def _launch(
             return records[0]
         except WorkerFailedError as error:
             if attempt == spec.restarts:
-                raise WorkerFailedError(f"{error}\n{how_to_go_on(folder)}", error.rank) from error
+                raise WorkerFailedError(f"{error}\n{how_to_continue(folder)}", error.rank) from error
             again = f"starting again from the last checkpoint (restart {attempt + 1} of {spec.restarts})"
             callbacks.on_warning(f"{error}\n{again}")
         except ManyhandsError:
@@ -134,7 +134,7 @@ def _launch(
         except Exception as error:
             if LAUNCHERS[spec.launcher].in_process:  # other launchers keep a log per worker
                 tracebacks.keep(error, folder.path / "logs" / "rank-0.log", f"worker 0 of 1 of {folder.path}")
-                error.add_note(how_to_go_on(folder))
+                error.add_note(how_to_continue(folder))
             raise
     raise AssertionError
 

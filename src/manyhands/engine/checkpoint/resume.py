@@ -88,7 +88,7 @@ def random_name(name: str, rank: int) -> str:
     return name if rank == 0 else name.replace("random/", f"random/{rank}/", 1)
 
 
-def how_to_go_on(folder: RunFolder) -> str:
+def how_to_continue(folder: RunFolder) -> str:
     """What a user can do after a run has ended early."""
     steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(folder.checkpoints, "").paths()]
     command = f"manyhands train --resume {folder.path}"

@@ -113,7 +113,7 @@ class Checkpoints:
         """Why no checkpoint can be used, by the newest one, and what to do."""
         advice = "remove them to start this run from the beginning"
         if changed and all(isinstance(error, MismatchError) for error in failed):
-            advice = "go on without the changed settings"
+            advice = "continue without the changed settings"
         return f"{failed[0]}; none of the {len(failed)} checkpoints in {self.folder} can be used: {advice}"
 
 
