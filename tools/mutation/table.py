@@ -510,7 +510,7 @@ MUTANTS = [
     Mutant("server", "Client.step", side("/", "left"), "the weight is not a share"),
     Mutant("server", "Client.step", compare(">=", ">", 0), "pushes a step too late"),
     Mutant("server", "Client.step", compare(">=", ">", 1), "pulls a step too late"),
-    Mutant("server", "Client.step", drop("call", 1), "does not clip"),
+    Mutant("server", "Client.step", drop("call", 1), "does not clip", after=drop("call", 2)),
     Mutant("server", "Client._push", operator("-", "+"), "a buffer's change is a sum"),
     Mutant("server", "Client._push", drop("call", 1), "a buffer's change is pushed twice"),
     Mutant("server", "Client._push", drop("assign", 2), "holds forever what it has pushed"),
