@@ -69,7 +69,7 @@ def _with(folder: Path) -> Path:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupted_study_goes_on_with_the_same_command(tmp_path: Path, jobs: int) -> None:
     (tmp_path / "s.toml").write_text(
-        "[[grid]]\ntask = 'quadratic'\nepochs = [2, 100000]\nsamples = 3000000\ntimed = false\n"
+        "[[grid]]\ntask = 'quadratic'\nepochs = [2, 100000]\nsamples = 30000000\ntimed = false\n"
     )
     child = Child("study", "s.toml", "--jobs", str(jobs), folder=tmp_path)
     child.wait_until(lambda: len(list(tmp_path.glob("results/s/*/steps.jsonl"))) == 2)
