@@ -40,6 +40,8 @@ def headline(start: Start) -> list[str]:
 def outcome(record: RunRecord) -> str:
     """`reached 98.5 % after 98,304 images in 57 s`, or `did not reach 98.5 %`."""
     target = formatting.threshold(record.target, record.metric_name)
+    if not record.spec.evaluate_every:
+        return "never evaluated"
     if record.target_samples is None or record.target_seconds is None:
         return f"did not reach {target}"
     after = formatting.count(record.target_samples, record.unit)
@@ -49,10 +51,12 @@ def outcome(record: RunRecord) -> str:
 def summary(record: RunRecord) -> list[str]:
     """The lines below the bar: the result, where the time went, what to do next."""
     speed = formatting.rate(record.samples_per_second, record.unit)
-    end = record.message or f"{formatting.score(record.metric, record.metric_name)} at the end"
+    end = record.message
+    if not end and record.spec.evaluate_every:
+        end = f"{formatting.score(record.metric, record.metric_name)} at the end"
     over = formatting.duration(record.training_seconds)
     return [
-        f"{outcome(record)} · {end} · {speed} over {over} · {record.run}",
+        " · ".join(filter(None, [outcome(record), end, f"{speed} over {over}", record.run])),
         f"where the time went: {formatting.where_the_time_went(training_phases(record.worker_phases))}"
         + (f" · staleness {stale:.2f}" if (stale := record.mean_staleness) is not None else ""),
         f"next: manyhands show {record.run}",

@@ -47,7 +47,7 @@ SETTINGS: dict[str, Setting] = {
     "seconds": Setting(RUN, "Stop early, after this much training time."),
     "target": Setting(RUN, "The test metric that counts as trained.", "the task's"),
     "stop_at_target": Setting(RUN, "Stop when the target is reached."),
-    "evaluate_every": Setting(RUN, "Epochs between evaluations."),
+    "evaluate_every": Setting(RUN, "Epochs between evaluations; 0: never."),
     "seed": Setting(RUN, "Seed of parameters and sample order."),
     "dtype": Setting(RUN, "Precision: float32 or float64."),
     "noise_scale": Setting(RUN, "Measure the gradient noise scale, which predicts the critical batch."),

@@ -78,8 +78,9 @@ def _result(record: RunRecord) -> list[str]:
     best = formatting.score(record.best_metric, name)
     cores = f"{formatting.plural(here.threads, 'thread')} of {formatting.plural(here.cores, 'core')}"
     resumed = f"resumed {formatting.plural(record.resumed, 'time')}" if record.resumed else "never resumed"
+    result = f"{name} {formatting.score(record.metric, name)} (best {best}), {outcome(record)}"
     return [
-        f"result     {name} {formatting.score(record.metric, name)} (best {best}), {outcome(record)}",
+        f"result     {result if record.spec.evaluate_every else outcome(record)}",
         f"speed      {formatting.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
         f"{formatting.count(record.samples, record.unit)} in "
         f"{formatting.duration(record.training_seconds)} training, "

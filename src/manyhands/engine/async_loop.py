@@ -181,7 +181,7 @@ class BookKeeper:
         """A sync point is reached: everything before it is done."""
         trainer, here = self._trainer, self._here
         ending = trainer.ending(here, trainer.votes())
-        if ending == "finished" or trainer.milestone(here.samples, here.samples - self._sync_point):
+        if trainer.evaluates(ending, here.samples, here.samples - self._sync_point):
             self._reached = trainer.clock.training_seconds
             if self._serves:
                 trainer.clock.switch("evaluation")
@@ -221,7 +221,9 @@ class BookKeeper:
         """Samples at the next sync point: an evaluation, or the end."""
         trainer, samples = self._trainer, self._here.samples
         interval = trainer.interval
-        points = [(samples // interval + 1) * interval, trainer.feed.horizon(trainer.spec)]
+        points = [trainer.feed.horizon(trainer.spec)]
+        if interval is not None:
+            points.append((samples // interval + 1) * interval)
         if trainer.spec.round_workers is not None:  # no round continues in the next epoch
             points.append((samples // trainer.feed.order.n + 1) * trainer.feed.order.n)
         return min(points if trainer.spec.samples is None else [*points, trainer.spec.samples])

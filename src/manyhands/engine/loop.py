@@ -66,12 +66,18 @@ class TrainingLoop:
 
     def milestone(self, samples: int, size: int) -> bool:
         """Whether the last `size` samples crossed a multiple of `evaluate_every` epochs."""
-        return samples // self.interval > (samples - size) // self.interval
+        interval = self.interval
+        return interval is not None and samples // interval > (samples - size) // interval
 
     @property
-    def interval(self) -> int:
-        """Samples between two evaluations."""
-        return max(1, round(self.spec.evaluate_every * self.feed.order.n))
+    def interval(self) -> int | None:
+        """Samples between two evaluations; None if there are none."""
+        every = self.spec.evaluate_every
+        return max(1, round(every * self.feed.order.n)) if every else None
+
+    def evaluates(self, ending: Ending | None, samples: int, size: int) -> bool:
+        """Whether an evaluation follows the last `size` samples: at a milestone, and at the end of a run."""
+        return self.interval is not None and (ending == "finished" or self.milestone(samples, size))
 
     def restart_checkpoint_timer(self) -> None:
         """The next checkpoint is due `checkpoint_every` seconds from now."""
@@ -206,7 +212,7 @@ class Trainer(TrainingLoop):
                 self.add_loss(position.loss)
                 ending = self.ending(position, votes)
                 test_loss = None
-                if ending == "finished" or self.milestone(position.samples, batch.size):
+                if self.evaluates(ending, position.samples, batch.size):
                     test_loss = self.evaluate(position)
                     if not (shared or math.isfinite(test_loss)):  # the test loss is the same at all workers
                         position.loss = test_loss

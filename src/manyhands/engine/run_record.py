@@ -16,6 +16,7 @@ from manyhands.engine.position import Position
 from manyhands.engine.timing.step_timer import timeline
 from manyhands.records.phases import Span, training_phases
 from manyhands.records.record import Evaluation, RunRecord, Start, Status, StepTimes, WorkShare
+from manyhands.records.spec import RunSpec
 
 
 class RankReport(NamedTuple):
@@ -28,6 +29,7 @@ class RankReport(NamedTuple):
     traffic: dict[str, dict[str, float]]
     share: WorkShare
     step_times: StepTimes | None
+    samples_per_second: float | None  # between its own steps, without the first
     traced: list[list[Span]]
 
 
@@ -71,6 +73,7 @@ def report_rank(
         traffic={name: asdict(each) for name, each in context.traffic.traffic.items()},
         share=WorkShare(samples=context.feed.read_so_far, steps=position.step),
         step_times=step_timer.step_times,
+        samples_per_second=step_timer.samples_per_second,
         traced=step_timer.traced,
     )
 
@@ -130,7 +133,7 @@ def make_record(
         memory_of=hardware.memory_of,
         host_memory=max(report.host_memory for report in present) if of_device else None,
         step_times=[report.step_times if report else None for report in reports],
-        steady_samples_per_second=(keeper or trainer).step_timer.samples_per_second,
+        steady_samples_per_second=_throughput(start.spec, trainer, reports),
         timeline=timeline(
             [report.traced if report else [] for report in reports],
             list(context.info.hosts),
@@ -141,3 +144,21 @@ def make_record(
         resumed=position.resumed,
         environment=machine,
     )
+
+
+def _throughput(
+    spec: RunSpec, trainer: Trainer | AsyncTrainer, reports: Sequence[RankReport | None]
+) -> float | None:
+    """Samples per second of all workers, without the first steps.
+
+    Asynchronous workers are measured one by one, each between the ends of its own steps: rank 0 reads updates
+    only at its own step ends, so work that others had begun before its first mark would count as done after.
+    Where a worker was lost, or gradients of rounds were dropped, only rank 0 knows what counted.
+    """
+    if not isinstance(trainer, AsyncTrainer) or trainer.keeper is None:
+        return trainer.step_timer.samples_per_second
+    of_workers = reports[spec.servers :]
+    rates = [each.samples_per_second for each in of_workers if each is not None]
+    if len(rates) < len(of_workers) or None in rates or trainer.keeper.lost or spec.round_workers is not None:
+        return trainer.keeper.step_timer.samples_per_second
+    return sum(rate for rate in rates if rate is not None)

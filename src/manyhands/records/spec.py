@@ -72,7 +72,7 @@ class RunSpec(BaseModel):
     seconds: float | None = None
     target: float | None = None
     stop_at_target: bool = False
-    evaluate_every: float = 1.0  # epochs
+    evaluate_every: float = 1.0  # epochs; 0: never, for runs that only measure speed
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     sync_batchnorm: bool = False  # statistics over the global batch; otherwise over each worker's share
@@ -132,11 +132,18 @@ class RunSpec(BaseModel):
             raise ValueError(f"must be 0 or more, got {shown(value)}")
         return value
 
-    @field_validator("epochs", "seconds", "evaluate_every", "timeout")
+    @field_validator("epochs", "seconds", "timeout")
     @classmethod
     def _positive(cls, value: float | None) -> float | None:
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"must be a number above 0, got {value:g}")
+        return value
+
+    @field_validator("evaluate_every")
+    @classmethod
+    def _zero_or_positive(cls, value: float) -> float:
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"must be a number of epochs, or 0 for never, got {value:g}")
         return value
 
     @field_validator("checkpoint_every")

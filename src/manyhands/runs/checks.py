@@ -60,6 +60,7 @@ def check_combination(spec: RunSpec) -> None:
     _check_packages(spec)
     _check_strategy(spec, chosen)
     _check_noise_scale(spec)
+    _check_evaluations(spec)
     _check_gpu(spec)
     if spec.restarts and not LAUNCHERS[spec.launcher].restarts:
         raise UsageError(
@@ -159,6 +160,11 @@ def _check_strategy(spec: RunSpec, chosen: options.StrategyOptions) -> None:
             f"--sync-batchnorm needs workers that see the whole model and step together: use "
             f"{_with('sync_batchnorm')}, not {spec.strategy}"
         )
+
+
+def _check_evaluations(spec: RunSpec) -> None:
+    if spec.stop_at_target and not spec.evaluate_every:
+        raise UsageError("--stop-at-target needs evaluations, but evaluate_every is 0 (never)")
 
 
 def _check_noise_scale(spec: RunSpec) -> None:

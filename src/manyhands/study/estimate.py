@@ -73,7 +73,7 @@ def known(records: Iterable[RunRecord]) -> list[EarlierRuns]:
     """Return how fast the runs of these records were."""
     found = []
     for record in records:
-        evaluations = max(1, len(record.curve), math.ceil(record.epochs / record.spec.evaluate_every))
+        evaluations = max(1, len(record.curve))
         spent = max((phases.get("evaluation", 0.0) for phases in record.phases), default=0.0)
         found.append(
             EarlierRuns(
@@ -153,7 +153,7 @@ def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
     training = samples / rate
     if spec.seconds is not None and training > spec.seconds:
         training, samples = spec.seconds, spec.seconds * rate
-    evaluations = max(1, math.ceil(samples / (spec.evaluate_every * n)))
+    evaluations = max(1, math.ceil(samples / (spec.evaluate_every * n))) if spec.evaluate_every else 0
     return training + evaluations * like.evaluation + LAUNCHERS[spec.launcher].start_seconds + CELL
 
 

@@ -1,0 +1,83 @@
+"""When a run reached its target: interpolated between two evaluations, with their distance as uncertainty.
+
+    metric   target ------------------x-----      x: the crossing
+                                 .--*             *: evaluations
+                          *-----'
+             samples      before     after
+
+A run is evaluated only now and then, so the evaluation that finds the target reached is always late, by up to
+a whole interval. A straight line between the evaluations before and after is right on average.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from manyhands.analysis import groups
+from manyhands.records.record import Evaluation, RunRecord
+
+
+class Crossing(NamedTuple):
+    """Where a run reached its target, and the evaluations between which it did."""
+
+    samples: float
+    steps: float
+    seconds: float  # of training
+    before: int  # samples at the last evaluation below the target; 0 if there is none
+    after: int  # samples at the first evaluation that reached it
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of log samples: somewhere between the two evaluations.
+
+        As of a uniform distribution. With nothing before the first evaluation, half of it is taken for the
+        lower end.
+        """
+        lower = max(self.before, self.after / 2)
+        return math.log(self.after / lower) / math.sqrt(12) if lower < self.after else 0.0
+
+
+def crossing(record: RunRecord) -> Crossing | None:
+    """Where a run crossed its target; None if it did not.
+
+    Old records have no curve, and their evaluation is taken as it is.
+    """
+    if record.target_samples is None:
+        return None
+    steps = record.target_steps
+    if steps is None:
+        steps = record.target_samples / groups.batch(record)
+    found = Crossing(
+        float(record.target_samples),
+        float(steps),
+        record.target_seconds or 0.0,
+        record.target_samples,
+        record.target_samples,
+    )
+    after = next((point for point in record.curve if point.samples == record.target_samples), None)
+    if after is None or after.metric is None:
+        return found
+    earlier = [point for point in record.curve if point.samples < after.samples]
+    if not earlier or earlier[-1].metric is None:  # nothing to interpolate from
+        before = earlier[-1].samples if earlier else 0
+        return found._replace(before=before)
+    return _between(earlier[-1], after, record.target)
+
+
+def _between(before: Evaluation, after: Evaluation, target: float) -> Crossing:
+    assert before.metric is not None
+    assert after.metric is not None
+    gained = after.metric - before.metric
+    share = min(1.0, max(0.0, (target - before.metric) / gained)) if gained else 1.0
+
+    def at(first: float, last: float) -> float:
+        return first + share * (last - first)
+
+    return Crossing(
+        at(before.samples, after.samples),
+        at(before.step, after.step),
+        at(before.seconds, after.seconds),
+        before.samples,
+        after.samples,
+    )
