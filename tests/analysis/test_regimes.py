@@ -59,7 +59,7 @@ def test_the_sentence_says_where_the_regimes_end():
     narrow = one([run(batch) for batch in (16, 32, 64)])
     assert re.fullmatch(
         r"Up to batch 64, the largest that was run, doubling the batch halves the steps "
-        r"\(for sure up to \d\d\)\. "
+        r"\(for sure up to [\d.]+\)\. "
         r"The batch from which more brings nothing is beyond the 64 that were run\.",
         narrow.sentence,
     )

@@ -23,7 +23,7 @@ class Crossing(NamedTuple):
 
     samples: float
     steps: float
-    seconds: float  # of training
+    seconds: float | None  # of training; None in records that do not say
     before: int  # samples at the last evaluation below the target; 0 if there is none
     after: int  # samples at the first evaluation that reached it
 
@@ -43,26 +43,16 @@ def crossing(record: RunRecord) -> Crossing | None:
 
     Old records have no curve, and their evaluation is taken as it is.
     """
-    if record.target_samples is None:
+    at = record.target_samples
+    if at is None:
         return None
-    steps = record.target_steps
-    if steps is None:
-        steps = record.target_samples / groups.batch(record)
-    found = Crossing(
-        float(record.target_samples),
-        float(steps),
-        record.target_seconds or 0.0,
-        record.target_samples,
-        record.target_samples,
-    )
-    after = next((point for point in record.curve if point.samples == record.target_samples), None)
-    if after is None or after.metric is None:
-        return found
-    earlier = [point for point in record.curve if point.samples < after.samples]
-    if not earlier or earlier[-1].metric is None:  # nothing to interpolate from
-        before = earlier[-1].samples if earlier else 0
-        return found._replace(before=before)
-    return _between(earlier[-1], after, record.target)
+    steps = at / groups.batch(record) if record.target_steps is None else float(record.target_steps)
+    after = next((point for point in record.curve if point.samples == at), None)
+    before = [point for point in record.curve if point.samples < at][-1:]
+    if after is None or after.metric is None or not before or before[0].metric is None:
+        since = before[0].samples if before else 0 if record.curve else at
+        return Crossing(float(at), steps, record.target_seconds, since, at)
+    return _between(before[0], after, record.target)
 
 
 def _between(before: Evaluation, after: Evaluation, target: float) -> Crossing:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyhands.analysis import groups
+from manyhands.analysis.crossing import crossing
 from manyhands.analysis.fit import FEWEST, Observation, estimate
-from manyhands.analysis.target import censored, steps_to_target
+from manyhands.analysis.target import censored
 from manyhands.core import formatting
 from manyhands.core.statistics import Estimate, Summary
 from manyhands.records.record import RunRecord
@@ -125,7 +126,7 @@ def _batch_point(size: int, group: Sequence[RunRecord]) -> BatchPoint:
 def _tried(size: int, group: Sequence[RunRecord]) -> BatchPoint:
     arrived = [record for record in group if groups.succeeded(record)]
     late = [record for record in group if not groups.succeeded(record)]
-    values = [steps for record in arrived if (steps := steps_to_target(record)) is not None]
+    values = [each.steps for record in arrived if (each := crossing(record)) is not None]
     found = censored(values, [record.steps for record in late])
     # a run that diverged would never have reached the target: it gives no bound
     bounds = [record.steps for record in late if record.status != "diverged"]
@@ -147,15 +148,8 @@ def _spread(found: Summary | None, arrived: Sequence[RunRecord]) -> float:
     if found is None:
         return 0.0
     seeds = math.log(found.high / found.low) / 2 if found.low > 0 else 0.0
-    gaps = [gap for record in arrived if (gap := _gap(record)) is not None]
-    return math.hypot(seeds, max(gaps, default=0.0) / math.sqrt(12))  # of a uniform distribution
-
-
-def _gap(record: RunRecord) -> float | None:
-    """The distance in log steps between the evaluation that reached the target and the one before it."""
-    at = steps_to_target(record)
-    before = [point.step for point in record.curve if at is not None and 0 < point.step < at]
-    return math.log(at / max(before)) if at is not None and before else None
+    crossings = [each.spread for record in arrived if (each := crossing(record)) is not None]
+    return math.hypot(seeds, max(crossings, default=0.0))
 
 
 def _problem(points: Sequence[BatchPoint]) -> str | None:

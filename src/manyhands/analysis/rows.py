@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from manyhands.analysis import groups
 from manyhands.analysis.breakdown import STEP_PHASES, breakdown
+from manyhands.analysis.crossing import crossing
 from manyhands.analysis.scaling import Baseline, baselines
-from manyhands.analysis.target import steps_to_target
 from manyhands.analysis.verdicts import verdicts, word
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
@@ -97,17 +97,17 @@ def _speed(record: RunRecord, pair: Pair, price: float | None) -> dict[str, obje
 
 def _arrival(record: RunRecord) -> dict[str, object]:
     """The columns about the target; empty if it was not reached, or if the run did not end well."""
-    arrived = groups.succeeded(record)
+    found = crossing(record) if groups.succeeded(record) else None
     return {
         "metric_name": record.metric_name,
         "metric": record.metric,
         "best_metric": record.best_metric,
         "loss": record.loss,
         "target": record.target,
-        "reached": arrived,
-        "target_seconds": record.target_seconds if arrived and groups.measured(record) else None,
-        "target_steps": steps_to_target(record) if arrived else None,
-        "target_samples": record.target_samples if arrived else None,
+        "reached": found is not None,
+        "target_seconds": found.seconds if found and groups.measured(record) else None,
+        "target_steps": found.steps if found else None,
+        "target_samples": found.samples if found else None,
     }
 
 

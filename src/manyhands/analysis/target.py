@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from manyhands.analysis import groups
+from manyhands.analysis.crossing import Crossing, crossing
 from manyhands.analysis.groups import Key
 from manyhands.core.statistics import NOISY, Summary, summary
 from manyhands.records.record import RunRecord
@@ -86,8 +87,8 @@ def _order(one: ToTarget) -> tuple[bool, bool, float, float, str]:
 def _one(task: str, key: Key, group: Sequence[RunRecord], price: float | None) -> ToTarget:
     first = group[0]
     timed = [record for record in group if groups.measured(record)]
-    steps = _censored(group, steps_to_target, lambda record: record.steps)
-    seconds = _censored(timed, lambda record: record.target_seconds, lambda record: record.training_seconds)
+    steps = _censored(group, lambda found: found.steps, lambda record: record.steps)
+    seconds = _censored(timed, lambda found: found.seconds, lambda record: record.training_seconds)
     step_seconds = summary([_step_seconds(record) for record in timed]) if timed else None
     predicted = step_seconds.median * steps.median if step_seconds and steps else None
     spent = seconds.median if seconds else predicted
@@ -97,7 +98,7 @@ def _one(task: str, key: Key, group: Sequence[RunRecord], price: float | None) -
         reached=sum(map(groups.succeeded, group)),
         of=len(group),
         steps=steps,
-        samples=_censored(group, lambda record: record.target_samples, lambda record: record.samples),
+        samples=_censored(group, lambda found: found.samples, lambda record: record.samples),
         seconds=seconds,
         step_seconds=step_seconds,
         predicted=predicted,
@@ -112,19 +113,13 @@ def _one(task: str, key: Key, group: Sequence[RunRecord], price: float | None) -
 
 def _censored(
     group: Sequence[RunRecord],
-    value: Callable[[RunRecord], float | None],
+    value: Callable[[Crossing], float | None],
     bound: Callable[[RunRecord], float],
 ) -> Summary | None:
-    arrived = [found for record in group if groups.succeeded(record) and (found := value(record)) is not None]
+    crossings = [found for record in group if groups.succeeded(record) and (found := crossing(record))]
+    arrived = [number for found in crossings if (number := value(found)) is not None]
     late = [bound(record) for record in group if not groups.succeeded(record)]
     return censored(arrived, late)
-
-
-def steps_to_target(record: RunRecord) -> float | None:
-    """Return the step at which the target was reached; for old records, computed from the samples."""
-    if record.target_steps is not None or record.target_samples is None:
-        return record.target_steps
-    return record.target_samples / groups.batch(record)
 
 
 def _step_seconds(record: RunRecord) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from manyhands.analysis import groups
+from manyhands.analysis.crossing import crossing
 from manyhands.analysis.scaling import Pair, baselines
-from manyhands.analysis.target import steps_to_target
 from manyhands.analysis.verdicts import verdicts, word
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
@@ -162,10 +162,9 @@ def to_target(alike: Sequence[RunRecord]) -> str:
     reached = [record for record in tried if groups.succeeded(record)]
     if not reached:
         return "diverged" if all(record.status == "diverged" for record in tried) else "not reached"
-    seconds = [
-        record.target_seconds for record in reached if record.timed and record.target_seconds is not None
-    ]
-    steps = [found for record in reached if (found := steps_to_target(record)) is not None]
+    crossings = [(record, found) for record in reached if (found := crossing(record)) is not None]
+    seconds = [found.seconds for record, found in crossings if record.timed and found.seconds is not None]
+    steps = [found.steps for _, found in crossings]
     if seconds:
         text = formatting.duration(statistics.median(seconds))
     else:

@@ -8,6 +8,7 @@ from itertools import product
 import altair as alt
 
 from manyhands.analysis import groups
+from manyhands.analysis.crossing import Crossing, crossing
 from manyhands.core import formatting
 from manyhands.records.record import Evaluation, RunRecord
 from manyhands.report.charts import common
@@ -163,7 +164,7 @@ def _distance(record: RunRecord) -> float:
 
 
 def _sentence(task: str, drawn: list[RunRecord]) -> str:
-    arrived = [record for record in drawn if record.target_samples is not None]
+    arrived = {record.run: found for record in drawn if (found := crossing(record)) is not None}
     name = drawn[0].metric_name
     target = formatting.threshold(drawn[0].target, name)
     if not arrived:
@@ -172,16 +173,17 @@ def _sentence(task: str, drawn: list[RunRecord]) -> str:
             f"{task}: none of the runs drawn here reached {target}; the nearest is {groups.title(best)} "
             f"with {formatting.score(best.best_metric, name)}."
         )
-    fewest = min(arrived, key=lambda record: record.target_samples or 0)
+    reached = [(record, arrived[record.run]) for record in drawn if record.run in arrived]
+    fewest, least = min(reached, key=lambda pair: pair[1].samples)
     if not all(record.timed for record in drawn):
-        samples = formatting.count(fewest.target_samples or 0, fewest.unit)
-        return f"{task}: {groups.title(fewest)} is first at {target}, after {samples}."
-    fastest = min(arrived, key=lambda record: record.target_seconds or 0.0)
+        return f"{task}: {groups.title(fewest)} is first at {target}, after {_count(least, fewest)}."
+    fastest, first = min(reached, key=lambda pair: pair[1].seconds or 0.0)
     text = f"{task}: {groups.title(fastest)} is first at {target} by the clock"
     if fewest is fastest:
         return text + ", and needs the fewest samples too."
-    return (
-        f"{text}, {groups.title(fewest)} by samples: "
-        f"{formatting.count(fewest.target_samples or 0, fewest.unit)} "
-        f"against {formatting.count(fastest.target_samples or 0, fastest.unit)}."
-    )
+    counts = f"{_count(least, fewest)} against {_count(first, fastest)}"
+    return f"{text}, {groups.title(fewest)} by samples: {counts}."
+
+
+def _count(found: Crossing, record: RunRecord) -> str:
+    return formatting.count(round(found.samples), record.unit)
