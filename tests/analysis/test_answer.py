@@ -82,7 +82,7 @@ def test_a_target_that_nobody_reached_is_said_to_be_and_speed_is_told_instead():
     )
     assert found.lines == [
         "for mnist-mlp no cell reached 97 %; single · 1 thread · batch 128 came nearest with 95.20 %.",
-        "By speed alone, on this machine train with allreduce, 2 workers, batch 256: 1.9x faster than one "
+        "By speed alone, the fastest on this machine is allreduce, 2 workers, batch 256: 1.9x faster than one "
         "worker with "
         "one thread (19,000 images/s against 10,000 images/s).",
         "It is 1.3x faster than plain threads, one worker with all 2 cores as threads (15,000 images/s).",
@@ -120,12 +120,25 @@ def test_a_task_that_was_only_timed_is_answered_by_speed():
         "for mnist-cnn on this machine the fastest is allreduce, 2 workers, batch 256: 1.9x faster than one "
         "worker "
         "with one thread (1,730 images/s against 900 images/s).",
+        "Only speed was measured; whether it learns was not tried.",
         "One worker with all 2 cores as threads was not run.",
         "Up to 2 workers, the most that were run, each further one pays.",
         "Fewest worker-seconds are spent by one worker with one thread, batch 128: 1,110 against 1,160 for a "
         "million "
         "images.",
     ]
+
+
+def test_a_cell_that_diverged_is_not_advised_however_fast():
+    def short(run: RunRecord) -> RunRecord:
+        return run.model_copy(update={"spec": run.spec.replace(samples=8_000), "epochs": 0.13})
+
+    runs = [record(task="mnist-cnn", rate=900, steps_to_target=None), gang(2, 1_700, task="mnist-cnn")]
+    wild = record(task="mnist-cnn", strategy="hogwild", workers=4, rate=2_100, batch=256, status="diverged")
+    found = one(*map(short, runs), wild)
+    assert found.fastest is not None
+    assert found.fastest.variant == "allreduce"
+    assert "hogwild" not in found.lines[0]
 
 
 def test_a_price_makes_cost_money():

@@ -16,6 +16,7 @@ from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
 ONE = "one worker with one thread"
+UNTRIED = "Only speed was measured; whether it learns was not tried."
 
 
 class Answer(NamedTuple):
@@ -60,7 +61,7 @@ def _answer(results: Results, task: str) -> Answer:
     tries = _one_target(to_target(records, results.price))
     timed, untimed = by_time(tries), []
     if not timed:
-        untimed = by_speed(points(records, task, results.price), records[0].unit)
+        untimed = by_speed(_converged(points(records, task, results.price), records), records[0].unit)
     field = _Field(task, records, tries, timed or untimed, results)
     lines = _lines(field, bool(timed))
     cheapest = min(field.candidates, key=lambda each: each.spent, default=None)
@@ -71,6 +72,12 @@ def _answer(results: Results, task: str) -> Answer:
         cheapest.cell if cheapest else None,
         lines,
     )
+
+
+def _converged(cells: Sequence[Point], records: Sequence[RunRecord]) -> list[Point]:
+    """The cells none of whose runs diverged: a fast setup that does not train is not advised."""
+    diverged = {record.run for record in records if record.status == "diverged"}
+    return [cell for cell in cells if diverged.isdisjoint(cell.runs)]
 
 
 def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:
@@ -87,6 +94,7 @@ def _lines(field: _Field, reached: bool) -> list[str]:
     lines = [
         *missed,
         _main(field, reached, bool(missed)),
+        "" if reached or missed else UNTRIED,
         _threads(field),
         _line(field),
         _batches(field),
@@ -150,7 +158,7 @@ def _start(field: _Field, reached: bool, again: bool) -> str:
     hosts = {host for record in field.records for host in record.hosts}
     here = "on this machine" if len(hosts) <= 1 else f"on these {len(hosts)} machines"
     if again:
-        return f"By speed alone, {here} train with"
+        return f"By speed alone, the fastest {here} is"
     return f"for {field.task} {here} train with" if reached else f"for {field.task} {here} the fastest is"
 
 
