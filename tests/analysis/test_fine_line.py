@@ -9,8 +9,11 @@ from manyhands.analysis.scaling import curves
 from manyhands.records.record import RunRecord
 from manyhands.testing.records import record
 
+SURE = 9  # runs of a cell, where one rate is given: its interval is 5 % wide
+
 
 def gang(workers: int, *rates: float, **fields: object) -> list[RunRecord]:
+    rates = rates * SURE if len(rates) == 1 else rates
     strategy = "single" if workers == 1 else "allreduce"
     options = {"batch": 256, "cores": 64} | fields
     return [
@@ -40,14 +43,16 @@ def test_a_fall_within_the_intervals_is_none():
         is None
     )
     assert (
-        line(gang(1, 10_000), gang(2, 19_600, 20_000, 21_000), gang(4, 18_500, 19_000, 19_500)).slower_from
+        line(gang(1, 10_000), gang(2, 19_600, 20_000, 21_000), gang(4, 16_000, 16_500, 17_000)).slower_from
         == 4
     )
 
 
-@pytest.mark.parametrize(("rate", "slower_from"), [(19_700, None), (19_500, 4)])
-def test_of_single_runs_a_fall_of_two_per_cent_counts(rate: float, slower_from: int | None):
-    assert line(gang(1, 10_000), gang(2, 20_000), gang(4, rate)).slower_from == slower_from
+@pytest.mark.parametrize(("rate", "slower_from"), [(15_000, None), (14_500, 4)])
+def test_of_single_runs_a_fall_of_a_quarter_counts(rate: float, slower_from: int | None):
+    """One run of each says no more: the same cell run again may differ by as much."""
+    single = [each[:1] for each in (gang(1, 10_000), gang(2, 20_000), gang(4, rate))]
+    assert line(*single).slower_from == slower_from
 
 
 def test_from_the_line_on_all_are_slower():

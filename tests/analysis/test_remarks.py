@@ -57,11 +57,11 @@ def test_a_run_that_was_interrupted_says_how_to_continue():
 
 
 def test_workers_that_do_less_than_one_are_told_so():
-    assert judged("slower-than-one", gang(rate=9_810.0), one_thread(10_000)) is None
-    assert judged("slower-than-one", gang(rate=9_000.0)) is None
-    assert judged("slower-than-one", record(rate=9_000.0), one_thread(10_000)) is None
-    assert said("slower-than-one", gang(rate=9_000.0), one_thread(10_000)) == (
-        "2 workers do 90 % of what one worker with one thread does with batch 128: they do not pay off here."
+    assert judged("slower-than-one", gang(rate=8_100.0), one_thread(10_000)) is None  # one run: may be noise
+    assert judged("slower-than-one", gang(rate=7_000.0)) is None
+    assert judged("slower-than-one", record(rate=7_000.0), one_thread(10_000)) is None
+    assert said("slower-than-one", gang(rate=7_900.0), one_thread(10_000)) == (
+        "2 workers do 79 % of what one worker with one thread does with batch 128: they do not pay off here."
     )
 
 
@@ -69,8 +69,8 @@ def test_plain_threads_win_if_their_whole_interval_is_ahead():
     assert judged("threads-win", gang(), one_thread(10_000), all_threads(19_300)) is None
     assert judged("threads-win", gang(), one_thread(10_000), all_threads(21_000, low=18_900)) is None
     assert judged("threads-win", record(rate=10_000.0), None, all_threads(21_000)) is None
-    assert said("threads-win", gang(), one_thread(10_000), all_threads(22_800, low=20_000)) == (
-        "plain threads win: one worker with all 2 cores as threads is 1.20x as fast with batch 128."
+    assert said("threads-win", gang(), one_thread(10_000), all_threads(26_600, low=25_000)) == (
+        "plain threads win: one worker with all 2 cores as threads is 1.40x as fast with batch 128."
     )
 
 

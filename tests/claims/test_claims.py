@@ -143,7 +143,7 @@ class TestMoreWorkers:
         ]
 
     def test_both_sides(self) -> None:
-        assert judged("more-workers", self._curve(15_000)).holds is True
+        assert judged("more-workers", self._curve(9_000)).holds is True
         assert judged("more-workers", self._curve(38_000)).holds is False
 
 

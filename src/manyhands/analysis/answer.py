@@ -16,6 +16,7 @@ from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
 ONE = "one worker with one thread"
+MOST_TIES = 3  # named in the answer
 UNTRIED = "Only speed was measured; whether it learns was not tried."
 
 
@@ -24,7 +25,7 @@ class Answer(NamedTuple):
 
     task: str
     text: str
-    fastest: ToTarget | Point | None
+    advised: ToTarget | Point | None  # the simplest of those that are not told apart from the fastest
     cheapest: ToTarget | Point | None
     lines: list[str]  # the sentences of the text
 
@@ -45,6 +46,21 @@ class _Field(NamedTuple):
     @property
     def every(self) -> str:
         return f"one worker with all {self.cores} cores as threads"
+
+    @property
+    def winners(self) -> list[Candidate]:
+        """The candidates that are not told apart from the fastest one, which is the first."""
+        fastest = self.candidates[0]
+        return [each for each in self.candidates if each is fastest or faster(fastest, each).low <= 1]
+
+    @property
+    def best(self) -> Candidate:
+        """The simplest winner: with the fewest workers, synchronous, then the fastest."""
+
+        def simplicity(each: Candidate) -> tuple[int, bool]:
+            return each.cell.workers, groups.traits_of(each.cell.variant).asynchronous
+
+        return min(self.winners, key=simplicity)
 
     @property
     def several(self) -> list[Candidate]:
@@ -68,7 +84,7 @@ def _answer(results: Results, task: str) -> Answer:
     return Answer(
         task,
         " ".join(lines),
-        field.candidates[0].cell if field.candidates else None,
+        field.best.cell if field.candidates else None,
         cheapest.cell if cheapest else None,
         lines,
     )
@@ -94,6 +110,7 @@ def _lines(field: _Field, reached: bool) -> list[str]:
     lines = [
         *missed,
         _main(field, reached, bool(missed)),
+        _ties(field),
         "" if reached or missed else UNTRIED,
         _threads(field),
         _line(field),
@@ -136,7 +153,7 @@ def _not_reached(field: _Field) -> str:
 
 
 def _main(field: _Field, reached: bool, again: bool) -> str:
-    best, one = field.candidates[0], first(field.candidates, 1)
+    best, one = field.best, first(field.candidates, 1)
     start = _start(field, reached, again)
     if len(field.candidates) == 1:
         only = f"{'by speed ' if again else f'for {field.task} '}there is only one cell, {best.name}"
@@ -144,52 +161,74 @@ def _main(field: _Field, reached: bool, again: bool) -> str:
     if one is None:
         return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
     if best is one:
-        second = field.candidates[1]
-        longer = takes(second.pace.median / best.pace.median)
-        return f"{start} {best.name}: {best.shown}. Nothing else pays: {second.name} {longer}."
+        others = [each for each in field.candidates if each not in field.winners]
+        if not others:
+            return f"{start} {best.name}: {best.shown}. Nothing is faster beyond the noise."
+        longer = takes(others[0].pace.median / best.pace.median)
+        return f"{start} {best.name}: {best.shown}. Nothing else pays: {others[0].name} {longer}."
     gained = faster(best, one)
     against = f"({best.shown} against {one.brief})"
     if gained.low <= 1:
-        return f"{start} {best.name}, though within the noise it is no faster than {ONE} {against}."
-    return f"{start} {best.name}: {times(gained.median)} faster than {ONE} {against}."
+        return f"{start} {best.name}, which is not told apart from {ONE} {against}."
+    between = f"{times(gained.median)} ({times(gained.low)} to {times(gained.high)})"
+    return f"{start} {best.name}: {between} faster than {ONE} {against}."
+
+
+def _ties(field: _Field) -> str:
+    """The other winners: with these measurements nobody can say which is faster."""
+    others = [each for each in field.winners if each is not field.best]
+    if not others:
+        return ""
+    names = [f"{each.name} ({each.brief})" for each in others[:MOST_TIES]]
+    left = len(others) - len(names)
+    text = "; ".join([*names, f"and {left} more"] if left else names)
+    return f"Not told apart from it: {text}."
 
 
 def _start(field: _Field, reached: bool, again: bool) -> str:
     hosts = {host for record in field.records for host in record.hosts}
     here = "on this machine" if len(hosts) <= 1 else f"on these {len(hosts)} machines"
-    if again:
-        return f"By speed alone, the fastest {here} is"
-    return f"for {field.task} {here} train with" if reached else f"for {field.task} {here} the fastest is"
+    if reached:
+        return f"for {field.task} {here} train with"
+    fastest = "among the fastest is" if len(field.winners) > 1 else "the fastest is"
+    return f"By speed alone, {here} {fastest}" if again else f"for {field.task} {here} {fastest}"
 
 
 def _threads(field: _Field) -> str:
     """Compare with one worker that uses all cores as threads: what a user would run without manyhands."""
-    best, every = field.candidates[0], first(field.candidates, field.cores)
+    best, every = field.best, first(field.candidates, field.cores)
     if field.cores == 1 or not field.several:
         return ""
     if every is None:
         return f"{_capital(field.every)} was not run."
     if best is every:
         other = field.several[0]
+        if other in field.winners:
+            return ""
         longer = takes(other.pace.median / best.pace.median)
-        sure = "" if other.pace.low > best.pace.high else ", within the noise"
-        return f"Plain threads win: the best of several workers, {other.name}, {longer}{sure}."
+        return f"Plain threads win: the best of several workers, {other.name}, {longer}."
     if best.cell.workers == 1:
         return ""
     gained = faster(best, every)
     if gained.low <= 1:
-        return f"Plain threads are as fast, within the noise: {field.every} ({every.brief})."
+        return f"Plain threads are not told apart from it: {field.every} ({every.brief})."
     return f"It is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
 
 
 def _line(field: _Field) -> str:
     """The fine line of the recommended strategy."""
-    best = field.candidates[0].cell
+    best = field.best.cell
     lines = [line for line in fine_lines(curves(field.records)) if _through(line, best)]
     if best.workers == 1 or not lines:
         return ""
     # a fine line below the recommended workers would contradict the answer, which is by time to the target
-    agreeing = [line for line in lines if line.slower_from is None or line.slower_from > best.workers]
+    # a fine line at a winner would say that it is slower, where time to the target does not tell them apart
+    tied = {each.cell.workers for each in field.winners if each.cell.variant == best.variant}
+    agreeing = [
+        line
+        for line in lines
+        if line.slower_from is None or (line.slower_from > best.workers and line.slower_from not in tied)
+    ]
     crossed = [line for line in agreeing if line.slower_from or line.costlier_from]
     return next((line.sentence for line in [*crossed, *agreeing]), "")
 
@@ -212,11 +251,14 @@ def _batches(field: _Field) -> str:
 
 
 def _cheapest(field: _Field) -> str:
-    best, least = field.candidates[0], min(field.candidates, key=lambda each: each.spent)
+    best, least = field.best, min(field.candidates, key=lambda each: each.spent)
     if len(field.candidates) == 1:
         return ""
     if least is best:
         return "It is the cheapest, too." if field.results.price is not None else ""
+    times_as_fast = faster(least, best)
+    if best.spent / least.spent * times_as_fast.low / times_as_fast.median <= 1:
+        return ""  # the costs are not told apart
     if field.results.price is None or least.cell.money is None or best.cell.money is None:
         text = f"Fewest worker-seconds are spent by {least.name}:"
         return f"{text} {_three(least.spent)} against {_three(best.spent)}{_unit(field)}."
@@ -230,7 +272,7 @@ def _three(value: float) -> str:
 
 
 def _unit(field: _Field) -> str:
-    if isinstance(field.candidates[0].cell, Point):
+    if isinstance(field.best.cell, Point):
         return f" for a million {field.records[0].unit}"
     return f" to {formatting.threshold(field.tries[0].target, field.tries[0].metric_name)}"
 
@@ -242,7 +284,7 @@ def _late(field: _Field) -> str:
 
 
 def _noise(field: _Field) -> str:
-    noisy = field.candidates[0].cell.noisy
+    noisy = field.best.cell.noisy
     return (
         "The machine was noisy while this was measured: run it again before relying on it." if noisy else ""
     )

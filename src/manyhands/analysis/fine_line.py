@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from manyhands.analysis.scaling import Curve, Point
 from manyhands.core import formatting
+from manyhands.core.statistics import ratio
 
-SLOWER = 0.02  # a smaller drop is ignored: single runs, which have no interval, differ by this much
 WORTH = 0.5  # a further worker must add half the throughput of one worker, or it costs twice what it adds
 
 
@@ -71,8 +71,7 @@ def _slower_from(points: Sequence[Point]) -> int | None:
 
 
 def _slower(point: Point, best: Point) -> bool:
-    matters = point.throughput.median < (1 - SLOWER) * best.throughput.median
-    return matters and point.throughput.high < best.throughput.low
+    return ratio(point.throughput, best.throughput).high < 1
 
 
 def _costlier_from(points: Sequence[Point], alone: float) -> int | None:

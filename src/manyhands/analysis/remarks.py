@@ -6,13 +6,14 @@ from collections import Counter
 
 from manyhands.analysis import groups
 from manyhands.analysis.causes import EFFICIENT, Facts, Rule, Verdict
+from manyhands.analysis.scaling import Baseline
 from manyhands.core import formatting
-from manyhands.core.statistics import NOISY
+from manyhands.core.statistics import NOISY, Summary, measured, ratio
+from manyhands.records.record import RunRecord
 
 STALE = 4.0  # updates: the effect of less staleness is smaller than the difference between seeds
 FULL = 0.85  # share of the memory: above, with a larger batch the system may kill a worker
 ASIDE = 0.25  # share of the wall clock: evaluations are needed, but should not take a quarter of the time
-SLOWER = 0.02  # than a baseline: a smaller difference is noise
 
 
 def diverged(facts: Facts) -> Verdict | None:
@@ -36,15 +37,20 @@ def _resume(facts: Facts) -> str:
     return f"manyhands train --resume {facts.record.run}"
 
 
+def _against(record: RunRecord, baseline: Baseline) -> Summary:
+    """The throughput of a run relative to a baseline, with the noise of both."""
+    return ratio(measured([record.throughput]), baseline.throughput)
+
+
 def slower_than_one(facts: Facts) -> Verdict | None:
     """Several workers are slower than one."""
     record, baseline = facts.record, facts.baseline
     if not facts.timed or baseline is None or record.spec.workers < 2:
         return None
-    share = record.throughput / baseline.throughput.median
-    if share >= 1 - SLOWER:
+    share = _against(record, baseline)
+    if share.high >= 1:
         return None
-    done = formatting.percent(share)
+    done = formatting.percent(share.median)
     text = f"{groups.workers_text(record)} do {done} of what {baseline.spoken} does with batch"
     return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay off here.", 0.0)
 
@@ -54,9 +60,10 @@ def threads_win(facts: Facts) -> Verdict | None:
     record, baseline = facts.record, facts.threads_baseline
     if not facts.timed or baseline is None or record.spec.workers < 2:
         return None
-    ahead = baseline.throughput.median / record.throughput
-    if ahead <= 1 + SLOWER or baseline.throughput.low <= record.throughput:
+    share = _against(record, baseline)
+    if share.high >= 1:
         return None
+    ahead = 1 / share.median
     text = f"plain threads win: {baseline.spoken} is {ahead:.2f}x as fast with batch {baseline.batch:,}."
     return Verdict("threads-win", text, 0.0)
 

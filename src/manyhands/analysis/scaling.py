@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from manyhands.analysis import groups
 from manyhands.analysis.groups import Key
 from manyhands.core.registry.strategies import ONE_WORKER
-from manyhands.core.statistics import NOISY, Summary, ratio, summary
+from manyhands.core.statistics import NOISY, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 
 Kind = Literal["strong", "weak"]
@@ -177,4 +177,4 @@ def _over(key: Key, rate: Summary, baseline: Baseline | None) -> Summary | None:
 
 
 def _throughput(group: Sequence[RunRecord]) -> Summary:
-    return summary([record.throughput for record in group])
+    return measured([record.throughput for record in group])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from manyhands.analysis import groups
 from manyhands.analysis.crossing import Crossing, crossing
 from manyhands.analysis.groups import Key
-from manyhands.core.statistics import NOISY, Summary, summary
+from manyhands.core.statistics import NOISY, Summary, measured, summary
 from manyhands.records.record import RunRecord
 
 
@@ -88,8 +88,8 @@ def _one(task: str, key: Key, group: Sequence[RunRecord], price: float | None) -
     first = group[0]
     timed = [record for record in group if groups.measured(record)]
     steps = _censored(group, lambda found: found.steps, lambda record: record.steps)
-    seconds = _censored(timed, lambda found: found.seconds, lambda record: record.training_seconds)
-    step_seconds = summary([_step_seconds(record) for record in timed]) if timed else None
+    seconds = _seconds(timed)
+    step_seconds = measured([_step_seconds(record) for record in timed]) if timed else None
     predicted = step_seconds.median * steps.median if step_seconds and steps else None
     spent = seconds.median if seconds else predicted
     worker_seconds = None if spent is None else groups.cores_held(first) * spent
@@ -120,6 +120,19 @@ def _censored(
     arrived = [number for found in crossings if (number := value(found)) is not None]
     late = [bound(record) for record in group if not groups.succeeded(record)]
     return censored(arrived, late)
+
+
+def _seconds(timed: Sequence[RunRecord]) -> Summary | None:
+    """Seconds to the target, with the noise of the machine and of the distance between evaluations."""
+    found = _censored(timed, lambda each: each.seconds, lambda record: record.training_seconds)
+    crossings = [each for record in timed if groups.succeeded(record) and (each := crossing(record))]
+    values = [each.seconds for each in crossings if each.seconds]
+    if found is None or not values:
+        return found
+    noise = measured(values, max(each.spread for each in crossings))
+    median = found.median  # runs that did not arrive move it, and the upper end, to later
+    down, up = noise.median / noise.low, noise.high / noise.median
+    return Summary(median, min(found.low, median / down), max(found.high, median * up), found.n)
 
 
 def _step_seconds(record: RunRecord) -> float:

@@ -330,7 +330,7 @@ def commands(findings: Findings) -> str:
         html.append(f"<h3>The study</h3><pre><code>{text(again)}</code></pre>")
     best = []
     for each in findings.answers:
-        for found in (each.fastest, each.cheapest):
+        for found in (each.advised, each.cheapest):
             record = findings.by_run.get(found.runs[0]) if found and found.runs else None
             if record is not None:
                 best.append(repeat.train(record))

@@ -113,3 +113,10 @@ def record(
         "environment": ENVIRONMENT.model_copy(update={"threads": spec.threads, "cores": cores}),
     }
     return RunRecord(**(values | fields))
+
+
+def repeated(run: RunRecord, times: int) -> list[RunRecord]:
+    """The same run as this many repeats of its cell, each in a folder of its own."""
+    return [
+        run.model_copy(update={"repeat": number, "run": f"{run.run}-{number}"}) for number in range(times)
+    ]
