@@ -29,6 +29,7 @@ def run(words: list[str], folder: Path, environment: dict[str, str], output: Pat
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     is_script = words[0].endswith(".py")
     if is_script or {"--workers", "--launcher", "study"} & set(words):
         spare()

@@ -55,7 +55,7 @@ def test_every_public_name_is_on_the_api_page(site: Path) -> None:
 
 def test_fields_stand_with_their_comments(site: Path) -> None:
     text = re.sub(r"<[^>]+>|\s+", " ", (site / "docs/api.html").read_text())
-    assert re.search(r"evaluate_every\W+float\W+epochs; default\W+1\.0", text)
+    assert re.search(r"evaluate_every\W+float\W+epochs; 0: never[^;]*; default\W+1\.0", text)
 
 
 def test_it_makes_no_request_and_no_complaint(site: Path, browser: Any) -> None:
