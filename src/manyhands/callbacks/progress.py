@@ -32,6 +32,11 @@ def headline(start: Start) -> list[str]:
         f"{formatting.plural(start.threads, 'thread')} per worker"
         + (f" · {start.device}" if start.device != "cpu" else ""),
     ]
+    if start.recipe_changes:
+        lines.append(
+            f"{spec.strategy} changes the recipe: {start.recipe_changes} (what you set yourself is kept: "
+            "--lr, --set recipe.momentum=...)"
+        )
     if start.step:
         lines.append(f"resumed at step {start.step:,} ({formatting.count(start.samples, start.unit)} seen)")
     return lines
