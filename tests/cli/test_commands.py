@@ -114,7 +114,9 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     os.close(leader)
     assert child.wait(timeout=30) == 0
     text = shown.decode()
-    assert "epoch " in text
+    assert text.index("starting 1 worker for quadratic ...") < text.index("quadratic · ")
+    assert "/1 s" in text, "the bar counts the seconds, which are the nearer limit"
+    assert "epoch " not in text
     assert "samples/s" in text
     assert "left" in text
     assert "━" in text

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from manyhands.callbacks.base import Callback
+from manyhands.callbacks.progress import share
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
 from manyhands.records.record import Start, StepRecord
@@ -221,8 +222,9 @@ class _Watcher(Callback):
         self._noted = now
         rate = (step.samples - start.samples) / max(1e-9, step.seconds - start.seconds)
         unit = "img" if start.unit == "images" else start.unit
-        share = formatting.percent(min(1.0, step.samples / max(1, start.horizon)))
-        self._note(f"{share}  loss {step.loss:.4f}  {formatting.rate(rate, unit)}")
+        self._note(
+            f"{formatting.percent(share(start, step))}  loss {step.loss:.4f}  {formatting.rate(rate, unit)}"
+        )
 
     def on_notice(self, text: str) -> None:
         self._say(text)
