@@ -18,7 +18,7 @@ from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
 from manyhands.records.record import Start, StepRecord
 from manyhands.records.study_results import Without
-from manyhands.study import estimate, table
+from manyhands.study import estimate, table, table_layout
 from manyhands.study.execute import StudyView
 from manyhands.study.study_state import CellState, StudyState, cell_title
 
@@ -162,7 +162,7 @@ class LiveTable:
         blocks = table.blocks(self._state.records, failed)
         mine = [block for block in blocks if block.task.split(" ")[0] == self._task] or blocks[-1:]
         width = self._console.width - 1
-        self._block = [line for block in mine for line in table.draw(block, width, footnote=False)]
+        self._block = [line for block in mine for line in table_layout.draw(block, width, footnote=False)]
         left = [entry.cell for entry in self._state.of("left", "running")]
         time_ = estimate.estimate(left, self._facts)
         whole = time_.seconds * len(left) / len(time_.by_cell) if time_.by_cell else None
@@ -181,10 +181,12 @@ class LiveTable:
         assert self._state is not None
         width, height = self._console.width - 1, self._console.height
         running = [
-            table.cut(f" ▸ {cell_title(entry.cell)}  {self._notes.get(entry.cell.key, '')}".rstrip(), width)
+            table_layout.cut(
+                f" ▸ {cell_title(entry.cell)}  {self._notes.get(entry.cell.key, '')}".rstrip(), width
+            )
             for entry in self._state.of("running")[:4]
         ]
-        below = [*running, table.cut(" " + self._counts(), width)]
+        below = [*running, table_layout.cut(" " + self._counts(), width)]
         header, rows = self._block[:1], self._block[1:]
         room = max(1, height - len(below) - len(header) - 2)
         return [*header, *rows[-room:], *below]
