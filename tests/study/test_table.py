@@ -114,7 +114,7 @@ def test_eighty_columns_keep_speed_speed_up_time_and_verdict() -> None:
     for row, line in zip(block.rows, lines[1:], strict=False):
         assert bare(row.rate) in line
         assert bare(row.speed_up) in line
-        assert (bare(row.to_target) if row.to_target != "not reached" else "  no  ") in line
+        assert (bare(row.to_target) if row.to_target != "not reached" else " no") in line
         assert row.verdict[:11] in line
     assert "at the end" not in heading
     assert lines[-1].endswith("95 % intervals: see the report"), "what is not shown is said"

@@ -20,10 +20,10 @@ from manyhands.records.record import Start, StepRecord
 from manyhands.records.study_results import Without
 from manyhands.study import estimate, table, table_layout
 from manyhands.study.execute import StudyView
+from manyhands.study.remaining import Remaining
 from manyhands.study.study_state import CellState, StudyState, cell_title
 
 REFRESH = 1.0  # seconds between updates; more frequent ones would slow the runs down
-FACTS = 300  # earlier runs that the remaining time is estimated from
 
 
 def for_people() -> StudyView:
@@ -104,11 +104,10 @@ class LiveTable:
         self._console = console
         self._state: StudyState | None = None
         self._live: Live | None = None
-        self._facts: list[estimate.EarlierRuns] = []
+        self._remaining = Remaining([])
         self._notes: dict[str, str] = {}
         self._task = ""
         self._block: list[str] = []
-        self._left: tuple[float, float] | None = None  # the estimated seconds, and when they were estimated
         self._drawn = 0.0
 
     def begun(self, state: StudyState, folder: Path) -> None:
@@ -116,7 +115,7 @@ class LiveTable:
         self._state = state
         self.say(headline(state, folder))
         recent = estimate.earlier([entry.cell for entry in state.of("left")], folder)
-        self._facts = estimate.known([*state.records, *recent])[:FACTS]
+        self._remaining = Remaining(estimate.known([*state.records, *recent]), state.study.budget)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         self._count()
@@ -130,8 +129,10 @@ class LiveTable:
         """Update the rows and the estimate, and draw the table."""
         self._task = entry.cell.spec.task
         self._notes.pop(entry.cell.key, None)
-        if entry.state == "finished" and entry.record is not None:
-            self._facts = [*estimate.known([entry.record]), *self._facts][:FACTS]
+        if entry.state == "running":
+            self._remaining.begin(entry.cell, time.monotonic())
+        else:
+            self._remaining.end(entry.cell, entry.record, time.monotonic())
         self._count()
         self._draw()
 
@@ -163,10 +164,7 @@ class LiveTable:
         mine = [block for block in blocks if block.task.split(" ")[0] == self._task] or blocks[-1:]
         width = self._console.width - 1
         self._block = [line for block in mine for line in table_layout.draw(block, width, footnote=False)]
-        left = [entry.cell for entry in self._state.of("left", "running")]
-        time_ = estimate.estimate(left, self._facts)
-        whole = time_.seconds * len(left) / len(time_.by_cell) if time_.by_cell else None
-        self._left = None if whole is None else (whole, time.monotonic())
+        self._remaining.plan(entry.cell for entry in self._state.of("left"))
 
     def _draw(self) -> None:
         live = self._live  # a callback of a run also draws, in its own thread
@@ -198,9 +196,8 @@ class LiveTable:
         parts += [f"{count} running"] if (count := len(state.of("running"))) else []
         parts += [f"{len(state.of('left'))} left"]
         parts += [f"{count} failed"] if (count := len(state.of("failed"))) else []
-        if self._left is not None:
-            seconds, since = self._left
-            parts.append(f"about {formatting.duration(max(1.0, seconds - (time.monotonic() - since)))} to go")
+        if (seconds := self._remaining.seconds(time.monotonic())) is not None:
+            parts.append(f"about {formatting.duration(max(1.0, seconds))} to go")
         return " · ".join(parts)
 
 
