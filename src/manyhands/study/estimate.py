@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from manyhands.core import environment
 from manyhands.core.errors import ManyhandsError
-from manyhands.core.registry.launchers import LAUNCHERS
+from manyhands.core.registry.launchers import LAUNCHERS, LOCAL
 from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
@@ -19,6 +20,9 @@ from manyhands.records.study_results import Cell
 CELL = 0.2  # seconds per cell for calibration and the journal
 PROBE = 1.0  # seconds per probe
 OTHER = 1.5  # factor on the samples to the target if the batch differs
+UNLIKE = 1.25  # factor on the time if the earlier run had another strategy or other workers
+AGAIN = 1.25  # factor on the time of timed cells on a busy machine: those that are too noisy are repeated
+BUSY = 1.5  # a machine that is slower than alone by this factor is called busy
 _MOST = 300  # at most this many records are read
 
 # The data set of a task is known once the task is built, but building it would download the data.
@@ -35,6 +39,18 @@ class EarlierRuns(NamedTuple):
     train_samples: int
     target_samples: int | None
     probed: bool = False
+    today: bool = False  # in this session of the study: as busy as the machine is
+
+
+class CellTime(NamedTuple):
+    """The estimated seconds of one cell, on the clock."""
+
+    start: float  # until the first step, and after the last one
+    run: float  # training and evaluation
+
+    @property
+    def seconds(self) -> float:
+        return self.start + self.run
 
 
 class CellEstimate(NamedTuple):
@@ -45,6 +61,7 @@ class CellEstimate(NamedTuple):
     probed: tuple[str, ...]  # tasks that were probed
     unknown: tuple[str, ...]  # tasks without an estimate
     by_cell: dict[str, float]
+    busy: bool = False  # whether other processes make the study slower
 
 
 def earlier(cells: Iterable[Cell], out: Path) -> list[RunRecord]:
@@ -69,7 +86,15 @@ def _record(folder: Path) -> RunRecord | None:
     return record if record and record.status in ("finished", "target") and record.throughput > 0 else None
 
 
-def known(records: Iterable[RunRecord]) -> list[EarlierRuns]:
+def load() -> float:
+    """How many processes wanted to run in the last minute, on average; 0 if the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 0.0
+
+
+def known(records: Iterable[RunRecord], *, today: bool = False) -> list[EarlierRuns]:
     """Return how fast the runs of these records were."""
     found = []
     for record in records:
@@ -83,6 +108,7 @@ def known(records: Iterable[RunRecord]) -> list[EarlierRuns]:
                 spent / evaluations,
                 record.train_samples,
                 record.target_samples,
+                today=today,
             )
         )
     return found
@@ -96,6 +122,8 @@ def estimate(
 ) -> CellEstimate:
     """Estimate the time for these cells, one at a time, or some of them `jobs` at a time."""
     by_cell: dict[str, float] = {}
+    others = load()
+    busy = others / environment.cores() >= BUSY - 1
     runs, probed, unknown = 0, dict[str, None](), dict[str, None]()
     total = 0.0
     for cell in cells:
@@ -108,10 +136,11 @@ def estimate(
             probed[cell.spec.task] = None
         else:
             runs += 1
-        seconds = by_cell[cell.key] = seconds_of(spec, like)
+        again = AGAIN if busy and cell.timed else 1.0
+        seconds = by_cell[cell.key] = again * time_of(spec, like, crowding(spec, others)).seconds
         shared = jobs > 1 and not cell.timed and cell.spec.ranks == 1
         total += seconds / min(jobs, environment.cores()) if shared else seconds
-    return CellEstimate(total, runs, tuple(probed), tuple(unknown), by_cell)
+    return CellEstimate(total, runs, tuple(probed), tuple(unknown), by_cell, busy)
 
 
 def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:
@@ -125,7 +154,7 @@ def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:
     def likeness(fact: EarlierRuns) -> tuple[bool, bool, bool, float]:
         batches = (spec.batch or fact.spec.batch or 1, fact.spec.batch or 1)
         return (
-            (fact.spec.strategy, fact.spec.workers) == (spec.strategy, spec.workers),
+            same_way(spec, fact),
             fact.threads == threads_of(spec),
             not fact.probed,
             -abs(math.log(batches[0] / batches[1])),
@@ -139,8 +168,27 @@ def threads_of(spec: RunSpec) -> int:
     return spec.threads or max(1, environment.cores() // spec.ranks)
 
 
-def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
-    """Estimate the time to start, train and evaluate, until the first limit of the run is reached."""
+def crowding(spec: RunSpec, others: float) -> float:
+    """How many times as long a run takes because of the other processes that want to run."""
+    mine = _cores(spec, threads_of(spec))
+    return max(1.0, (mine + others) / environment.cores())
+
+
+def same_way(spec: RunSpec, like: EarlierRuns) -> bool:
+    """Whether the earlier run had the same strategy and as many workers."""
+    return (spec.strategy, spec.workers) == (like.spec.strategy, like.spec.workers)
+
+
+def rate_of(spec: RunSpec, like: EarlierRuns) -> float:
+    """Estimate samples per second, in proportion to the cores that work at a time."""
+    return like.rate * _cores(spec, threads_of(spec)) / _cores(like.spec, like.threads)
+
+
+def time_of(spec: RunSpec, like: EarlierRuns, slower: float = 1.0) -> CellTime:
+    """Estimate the time to start, train and evaluate, until the first limit of the run is reached.
+
+    `slower` is how many times as long everything takes as in the earlier run.
+    """
     n = like.train_samples
     samples = (spec.epochs or like.spec.epochs or 1.0) * n
     if spec.samples is not None:
@@ -149,12 +197,14 @@ def seconds_of(spec: RunSpec, like: EarlierRuns) -> float:
     if spec.stop_at_target and like.target_samples is not None and same_target:
         same_batch = (spec.batch or like.spec.batch) == like.spec.batch
         samples = min(samples, like.target_samples * (1.0 if same_batch else OTHER))
-    rate = like.rate * _cores(spec, threads_of(spec)) / _cores(like.spec, like.threads)
+    rate = rate_of(spec, like) / slower / (1.0 if same_way(spec, like) else UNLIKE)
     training = samples / rate
     if spec.seconds is not None and training > spec.seconds:
         training, samples = spec.seconds, spec.seconds * rate
     evaluations = max(1, math.ceil(samples / (spec.evaluate_every * n))) if spec.evaluate_every else 0
-    return training + evaluations * like.evaluation + LAUNCHERS[spec.launcher].start_seconds + CELL
+    launcher = LOCAL if LAUNCHERS[spec.launcher].in_process else spec.launcher  # as studies do
+    start = slower * LAUNCHERS[launcher].start_seconds + CELL
+    return CellTime(start, training + evaluations * slower * like.evaluation)
 
 
 def _cores(spec: RunSpec, threads: int) -> int:

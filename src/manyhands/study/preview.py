@@ -89,6 +89,7 @@ def how_long(time: CellEstimate) -> str:
         return "its duration is unknown: no earlier run is similar, and its data are not downloaded"
     bases = [f"{formatting.plural(time.runs, 'cell')} estimated from earlier runs"] if time.runs else []
     bases += [f"{', '.join(time.probed)} measured for one second"] if time.probed else []
+    bases += ["longer than usual because the machine is busy"] if time.busy else []
     bases += [f"without {', '.join(time.unknown)}, whose data are not downloaded"] if time.unknown else []
     return f"about {formatting.duration(time.seconds)} ({'; '.join(bases)})"
 
