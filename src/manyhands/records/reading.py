@@ -201,6 +201,8 @@ class _Cell(_Strict):
     spec: RunSpec
     repeat: Count
     timed: bool
+    paired: bool = False
+    label: str = ""
 
 
 class _Study(_Event):
@@ -224,6 +226,15 @@ class _Calibration(_Event):
     host: str = ""
 
 
+class _Block(_Event):
+    cell: str
+    round: Count
+    position: Count
+    samples_per_second: Annotated[float, Gt(0), Lt(1e15)]
+    steps: Count
+    seconds: Annotated[float, Gt(0), Lt(1e9)]
+
+
 class _Excluded(_Event):
     cell: str
     reason: str
@@ -245,6 +256,7 @@ _KINDS: dict[str, type[_Event]] = {
     "study": _Study,
     "over": _Over,
     "calibration": _Calibration,
+    "block": _Block,
     "excluded": _Excluded,
     "repeated": _Repeated,
     **dict.fromkeys(("started", "finished", "failed"), _Run),

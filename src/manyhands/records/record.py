@@ -205,6 +205,12 @@ class RunRecord(BaseModel):
     timed: bool = True  # whether it ran alone on the machine, so that its times count
     higher_is_better: bool | None = None  # of the metric; None in old records
     machine_noise: float | None = None  # how much slower than at its best the machine was around the run
+    # whether dividing a batch over workers changes what is learned: dropout, or batch norm that is not
+    # synchronized; None in old records
+    split_matters: bool | None = None
+    cell: str | None = None  # the key of its cell, in a study
+    paired: bool = False  # its speed was measured in blocks next to those of a baseline: see Results.blocks
+    label: str = ""  # of its cell
 
     @property
     def throughput(self) -> float:

@@ -26,11 +26,17 @@ class Cell(NamedTuple):
     spec: RunSpec
     repeat: int = 0
     timed: bool = True  # it runs alone on the machine
+    paired: bool = False  # it only measures speed, in blocks next to blocks of a baseline
+    label: str = ""  # tells cells with equal specs apart
 
     @property
     def key(self) -> str:
-        """Its name in the journal and as a folder: `mnist-mlp-7f3a2b1c09de`, for a repeat `...-2`."""
-        return self.spec.name + self._time
+        """Its name in the journal and as a folder: `mnist-mlp-7f3a2b1c09de`, for a repeat `...-2`.
+
+        A paired cell is `...-speed`, because a run to the target may have the same spec.
+        """
+        marks = [*(["speed"] if self.paired else []), *([self.label] if self.label else [])]
+        return "-".join([self.spec.name, *marks]) + self._time
 
     @property
     def old_key(self) -> str:
@@ -44,12 +50,15 @@ class Cell(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """The cell as an object for the journal."""
         spec = self.spec.model_dump(mode="json", exclude_defaults=True)
-        return {"spec": spec, "repeat": self.repeat, "timed": self.timed}
+        fields = {"spec": spec, "repeat": self.repeat, "timed": self.timed}
+        more = {"paired": self.paired, "label": self.label}
+        return fields | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Cell:
         """Read what `to_json` returned."""
-        return cls(RunSpec.of(**fields["spec"]), fields["repeat"], fields["timed"])
+        more = fields.get("paired", False), fields.get("label", "")
+        return cls(RunSpec.of(**fields["spec"]), fields["repeat"], fields["timed"], *more)
 
 
 class Without(NamedTuple):
@@ -57,6 +66,23 @@ class Without(NamedTuple):
 
     cell: Cell
     reason: str
+
+
+class Block(NamedTuple):
+    """A few seconds of a paired cell, while all other cells of the study slept.
+
+    The blocks of a task are in the order in which they were measured. A block of the baseline (one worker with
+    one thread) comes before and after every other block, so that a ratio of neighbors cancels what the machine
+    did meanwhile.
+    """
+
+    cell: str  # its key
+    round: int  # 0 is the first; a round has one block of every cell that is still measured
+    position: int  # in the round; the baseline has even ones
+    samples_per_second: float  # between the ends of the workers' own steps
+    steps: int  # that counted
+    seconds: float
+    session: int = 0  # blocks of different sessions are no neighbors
 
 
 class Calibration(NamedTuple):
@@ -85,6 +111,7 @@ class Results:
     left: list[Without] = field(default_factory=list)  # not run yet, or the time was up
     repeated: list[RunRecord] = field(default_factory=list)  # measured under heavy noise and then repeated
     calibrations: list[Calibration] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)  # of paired cells, in the order of their measurement
 
 
 @dataclass(frozen=True)
@@ -136,6 +163,7 @@ class StudyFolder:
         if cell is not None:
             # the times of a cell that ran next to others do not count
             more |= {"repeat": cell.repeat, "timed": cell.timed and event.get("timed", True)}
+            more |= {"cell": cell.key, "paired": cell.paired, "label": cell.label}
         return record.model_copy(update=more)
 
     def _without_journal(self) -> Results:
@@ -151,6 +179,11 @@ class StudyFolder:
         found = [(folder, folder.record()) for folder in folders if folder.exists()]
         # the path of the folder as it is now: the one in the file may be outdated or wrong
         return [record.model_copy(update={"run": str(folder.path)}) for folder, record in found if record]
+
+
+def block_of(event: dict[str, Any], session: int) -> Block:
+    """The block of a journal's event."""
+    return Block(**{name: event[name] for name in Block._fields if name != "session"}, session=session)
 
 
 def _new_keys(event: dict[str, Any]) -> dict[str, str]:
@@ -192,6 +225,8 @@ class _Reader:
         self._over: str | None = None  # why the last session did not run all cells
         self._noisy: list[dict[str, Any]] = []
         self._calibrations: list[Calibration] = []
+        self._blocks: list[Block] = []
+        self._session = 0
         for event in events:
             self._take(event)
 
@@ -199,10 +234,13 @@ class _Reader:
         match event["event"]:
             case "study":
                 self._study, self._over = event, None
+                self._session += 1
             case "over":
                 self._over = event["reason"]
             case "calibration":
                 self._calibrations.append(Calibration(event["at"], event["seconds"], event.get("host", "")))
+            case "block":
+                self._blocks.append(block_of(event, self._session))
             case "finished" | "failed" | "excluded":
                 self._ended[event["cell"]] = event
             case "repeated":
@@ -232,6 +270,7 @@ class _Reader:
             records=records,
             repeated=repeated,
             calibrations=self._calibrations,
+            blocks=self._blocks,
             failed=sides["failed"],
             excluded=sides["excluded"],
             left=sides["left"],
