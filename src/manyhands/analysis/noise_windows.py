@@ -1,8 +1,8 @@
 """The noise scale of one run: tr(S)/|G|^2 in windows of a few evaluations, averaged over steps.
 
-Training with batch B makes S = sum over the steps of an ideal run of (1 + B_noise(s)/B) steps, so the critical
-batch is the mean over steps of the ratio (McCandlish et al. 2018). The ratio of sums over a whole run is not:
-|G|^2 falls 50-fold on the way, and the first steps would decide it.
+Training with batch B makes S = sum over the steps of an ideal run of (1 + B_noise(s)/B) steps, so the
+critical batch is the mean over steps of the ratio (McCandlish et al. 2018). The ratio of sums over a whole run
+is not: |G|^2 falls 50-fold on the way, and the first steps would decide it.
 
 Estimates of |G|^2 are unbiased but noisy, most of all where the batch is small, and may be negative:
 
