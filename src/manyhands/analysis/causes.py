@@ -6,7 +6,7 @@ from manyhands.analysis import groups, stages
 from manyhands.analysis.breakdown import compute, rank_phases
 from manyhands.analysis.facts import Facts, Rule, Verdict
 from manyhands.core import formatting
-from manyhands.core.registry.strategies import STRATEGIES, having
+from manyhands.core.registry.strategies import DATA_PARALLEL, STRATEGIES, having
 from manyhands.core.statistics import Estimate, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 
@@ -194,6 +194,8 @@ def _more_micro_batches(record: RunRecord, parts: list[float]) -> str:
 def _cut_advice(record: RunRecord) -> str:
     if record.spec.strategy_options.get("cut"):
         return "without `--cut` it is cut as evenly as its blocks allow"
+    if record.spec.stages == 2:
+        return f"its blocks allow no more even cut; with `{DATA_PARALLEL}` no worker waits for a stage"
     return "its blocks allow no more even cut, so use fewer stages"
 
 
@@ -246,8 +248,8 @@ def _longer(facts: Facts) -> float | None:
     seconds = compute(facts.step.phases)
     if groups.threads(facts.record) != facts.baseline.threads or facts.step.batch == 0 or seconds <= 0:
         return None
-    computed = measured([facts.step.batch / spec.replicas / seconds])  # samples per second of one worker
-    share = ratio(computed, facts.baseline.throughput)
+    computed = facts.step.batch / spec.replicas / seconds  # samples per second of one worker
+    share = ratio(measured([computed], facts.noise), facts.baseline.throughput)
     return 1 / share.median if share.high < 1 and share.median <= 1 / SLOWER_COMPUTE else None
 
 

@@ -12,18 +12,21 @@ from manyhands.core.statistics import Summary
 
 NAMED = 0.02  # share of the step: smaller phases are not listed
 LOST = ("communication", "wait", "data", "other")  # phases that one worker alone would hardly have
+SPOKEN = {"wait": "waiting", "data": "waiting for data", "other": "work of the trainer"}
 
 
 def implausible(facts: Facts) -> Verdict | None:
-    """The whole interval of a speed-up lies beyond what the cores can give."""
-    for speed_up, baseline in (
-        (facts.speed_up, facts.baseline),
-        (facts.against_threads, facts.threads_baseline),
-    ):
-        if speed_up and baseline and plausible.implausible(speed_up, facts.limit):
-            text = implausible_text(speed_up, facts.limit, baseline, groups.batch(facts.record))
-            return Verdict("implausible", text, 0.0)
-    return None
+    """The whole interval of a speed-up lies beyond what the cores can give.
+
+    Over one thread, if that was run: it says whether this run or the one with all cores as threads is odd.
+    """
+    speed_up, baseline = facts.speed_up, facts.baseline
+    if baseline is None:
+        speed_up, baseline = facts.against_threads, facts.threads_baseline
+    if baseline is None or speed_up is None or not plausible.implausible(speed_up, facts.limit):
+        return None
+    text = implausible_text(speed_up, facts.limit, baseline, groups.batch(facts.record))
+    return Verdict("implausible", text, 0.0)
 
 
 def implausible_text(speed_up: Summary, limit: int, baseline: Baseline, batch: int) -> str:
@@ -94,7 +97,7 @@ def _where_it_goes(facts: Facts) -> str:
     if not found:
         return "; nearly all of the step is computing, which takes longer than one worker's"
     return "; beside computing, a step has " + ", ".join(
-        f"{formatting.percent(-share)} {name}" for share, name in found
+        f"{formatting.percent(-share)} {SPOKEN.get(name, name)}" for share, name in found
     )
 
 

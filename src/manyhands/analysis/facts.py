@@ -10,7 +10,7 @@ from manyhands.analysis import groups
 from manyhands.analysis.breakdown import Breakdown, breakdown, busy_threads
 from manyhands.analysis.scaling import Baseline, Point
 from manyhands.core import plausible
-from manyhands.core.statistics import Estimate, Summary, measured, ratio
+from manyhands.core.statistics import NOISY, Estimate, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 
 COUNTED = 20  # steps: with fewer, one slow step moves the mean by more than the machine's noise does
@@ -81,7 +81,13 @@ class Facts:
     def _over(self, baseline: Baseline | None, known: Summary | None) -> Summary | None:
         if baseline is None or not self.timed:
             return None
-        return known or ratio(measured([self.record.throughput]), baseline.throughput)
+        return known or ratio(measured([self.record.throughput], self.noise), baseline.throughput)
+
+    @property
+    def noise(self) -> float:
+        """What a busy machine adds to the usual noise of a measurement."""
+        noise = self.record.machine_noise or 0.0
+        return noise if noise > NOISY else 0.0
 
     @cached_property
     def limit(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from manyhands.analysis.facts import SEVERAL
 from manyhands.analysis.scaling import Curve, Point
 from manyhands.core import formatting
 from manyhands.core.statistics import Summary, ratio
@@ -77,7 +78,12 @@ def _slower_from(points: Sequence[Point]) -> int | None:
 
 
 def _slower(point: Point, best: Point) -> bool:
-    return ratio(point.throughput, best.throughput).high < 1
+    return _sure(point, best) and ratio(point.throughput, best.throughput).high < 1
+
+
+def _sure(*points: Point) -> bool:
+    """Whether speeds can be compared: a few measurements on a noisy machine cannot."""
+    return all(not point.noisy or point.throughput.n >= SEVERAL for point in points)
 
 
 def _gains(points: Sequence[Point], alone: Summary) -> list[tuple[int, Summary]]:
@@ -93,6 +99,8 @@ def _gains(points: Sequence[Point], alone: Summary) -> list[tuple[int, Summary]]
         up = math.hypot(many.high - many.median, few.median - few.low) / workers
         low = gained - math.hypot(down, WORTH * (alone.high - alone.median))
         high = gained + math.hypot(up, WORTH * (alone.median - alone.low))
+        if not _sure(fewer, more):
+            low, high = -math.inf, math.inf
         found.append((more.workers, Summary(gained, low, high, min(few.n, many.n))))
     return found
 
@@ -114,6 +122,9 @@ def _sentence(line: FineLine, points: Sequence[Point]) -> str:
     if line.unclear_from is not None:
         at = line.counts.index(line.unclear_from)
         before, after = points[at - 1], points[at]
+        if not _sure(before, after):
+            text = f"Whether {after.workers} workers are faster than {before.workers} is not clear"
+            return f"{text}: the machine was noisy while they were measured."
         share = ratio(after.throughput, before.throughput)
         speed = f"{share.median:.2f}x ({share.low:.2f}x to {share.high:.2f}x) as fast"
         if share.low <= 1 <= share.high:

@@ -51,8 +51,10 @@ def staleness(facts: Facts) -> Verdict | None:
     if options.get("staleness_aware"):
         text += f". The learning rate is divided by it already; {fewer}{idle}."
         return Verdict("staleness", text, 0.0)
-    flag = "--staleness-aware" if record.spec.traits.serves else f"{having('serves')[0]} --staleness-aware"
-    ways = f"a lower learning rate (divided by {mean:.1f}) or `{flag}` makes up for it"
+    ways = "a lower learning rate makes up for it"
+    if mean > 1:  # it divides by nothing smaller than 1
+        server = "" if record.spec.traits.serves else f"{having('serves')[0]} "
+        ways = f"a learning rate divided by {mean:.1f} or `{server}--staleness-aware` makes up for it"
     return Verdict("staleness", f"{text}. {fewer.capitalize()}, {ways}{idle}.", 0.0)
 
 
@@ -80,13 +82,12 @@ def memory(facts: Facts) -> Verdict | None:
     least, most = max(held), sum(held)
     if most < FULL * whole:
         return None
-    text = f"{groups.workers_text(record)} hold "
     if least < most:
-        text += f"between {formatting.size(least)} (the largest) and {formatting.size(min(most, whole))}"
-        text += f" of {formatting.size(whole)} of memory, depending on how much of it they share"
+        text = f"{groups.workers_text(record)} hold between {formatting.size(least)} (the largest) and"
+        text += f" {formatting.size(min(most, whole))} of {formatting.size(whole)} of memory, depending on"
+        text += " how much of it they share"
     else:
-        text = text.replace(" hold ", " holds ") + f"{formatting.size(least)} of {formatting.size(whole)}"
-        text += " of memory"
+        text = f"the worker holds {formatting.size(least)} of {formatting.size(whole)} of memory"
     return Verdict(
         "memory", f"{text}: a larger batch may not fit; `--offload auto` or `sharded` need less.", 0.0
     )

@@ -49,5 +49,5 @@ def text(shares: Sequence[float]) -> str:
 
 
 def uneven(shares: Sequence[float]) -> str:
-    """`one stage has 66 % of the work (8 | 66 | 17 | 9 %)`."""
-    return f"one stage has {formatting.percent(max(shares))} of the work ({text(shares)})"
+    """`one stage has 66 % of the work (measured: 8 | 66 | 17 | 9 %)`."""
+    return f"one stage has {formatting.percent(max(shares))} of the work (measured: {text(shares)})"

@@ -164,8 +164,9 @@ def _implausible(records: Sequence[RunRecord], task: str, cells: Sequence[Point]
     found: list[tuple[float, str, str]] = []
     for point in cells:
         limit = limit_of(by_run[point.runs[0]])
+        against = point.against_threads if point.workers > 1 else None
         for speed_up, baseline in zip(
-            (point.speed_up, point.against_threads), baselines(records, task, point.batch), strict=True
+            (point.speed_up, against), baselines(records, task, point.batch), strict=True
         ):
             if speed_up and baseline and plausible.implausible(speed_up, limit):
                 named = f"{point.variant}, {point.workers_text}, batch {point.batch:,}"
