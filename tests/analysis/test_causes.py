@@ -334,7 +334,14 @@ def test_a_small_share_of_the_batch_is_blamed_if_a_sample_takes_a_quarter_longer
     assert verdict.lost == pytest.approx(0.96 / 3)
     assert verdict.text == (
         "each worker computes on 32 samples per step and takes 1.5x as long per sample as one worker with "
-        "one thread does with 128; a batch of 256 may make up for it."
+        "one thread does with 128; a batch of 256 may make up for it, but may need more samples to the "
+        "target."
+    )
+    assert said("small-batch", far, baseline, critical_batch=Estimate(300.0, 200.0, 500.0)).endswith(
+        "; a batch of 256 may make up for it."
+    )
+    assert said("small-batch", far, baseline, critical_batch=Estimate(200.0, 100.0, 500.0)).endswith(
+        ", but is beyond the critical batch of about 200: fewer workers are better."
     )
 
 
@@ -442,7 +449,8 @@ def test_the_trainer_s_own_work_is_blamed_from_15_per_cent_on(share: float, blam
 
 def test_overhead_says_how_short_the_step_is():
     assert said("overhead", record(phases=step(forward=1, backward=2, other=1))) == (
-        "25 % of the 4 ms of a step is the trainer's own work, the same for any batch: a larger batch helps."
+        "25 % of the 4 ms of a step is the trainer's own work, the same for any batch: steps with "
+        "more samples have less of it."
     )
 
 

@@ -121,7 +121,7 @@ def test_one_run_within_the_noise_is_not_told_apart_from_one_worker(rate: float)
     found = judged("slower-than-one", gang(rate=rate), one_thread(10_000))
     assert named(found) == "like-one"
     assert text(found).startswith(
-        "2 workers are not told apart from one worker with one thread with batch 256: "
+        "2 workers are not told apart from one worker with one thread (batch 256): they have "
     )
 
 
@@ -149,8 +149,7 @@ def test_threads_that_are_as_fast_are_not_told_apart():
     assert named(found) == "like-threads"
     assert text(found) == (
         "plain threads are not told apart from it: it has 1.00x (0.80x to 1.25x) the speed of one worker "
-        "with all "
-        "2 cores as threads with batch 256."
+        "with all 2 cores as threads (batch 256)."
     )
 
 

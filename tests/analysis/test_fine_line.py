@@ -106,7 +106,9 @@ def test_the_cost_line_is_said_where_nothing_falls():
 def test_too_few_cores_are_said_to_be_the_reason():
     found = line(gang(1, 10_000, cores=2), gang(2, 19_000, cores=2), gang(4, 18_050, cores=2))
     assert found.crowded_from == 4
-    assert found.sentence == "More workers do not pay: 4 are 5 % slower than 2, for 4 workers share 2 cores."
+    assert (
+        found.sentence == "More workers do not pay: 4 are 5 % slower than 2, where 4 workers share 2 cores."
+    )
 
 
 def test_cores_are_no_reason_for_a_line_crossed_before_they_ran_out():
@@ -117,9 +119,9 @@ def test_cores_are_no_reason_for_a_line_crossed_before_they_ran_out():
 def test_threads_and_servers_are_counted_where_cores_are_the_reason():
     two = gang(1, 10_000, cores=4, threads=2) + gang(2, 18_000, cores=4, threads=2)
     found = line(two, gang(4, 17_000, cores=4, threads=2))
-    assert found.sentence.endswith(", for 4 workers with 2 threads each share 4 cores.")
+    assert found.sentence.endswith(", where 4 workers with 2 threads each share 4 cores.")
     server = record(strategy="server", workers=2, rate=9_000, batch=256, cores=2)
-    assert line(gang(1, 10_000, cores=2), [server]).sentence.endswith(", for 3 processes share 2 cores.")
+    assert line(gang(1, 10_000, cores=2), [server]).sentence.endswith(", where 3 processes share 2 cores.")
 
 
 def test_without_one_worker_the_smallest_gang_s_share_stands_for_it():

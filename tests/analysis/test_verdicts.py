@@ -180,7 +180,7 @@ def test_a_study_tells_its_fine_lines():
     cells = (record(batch=256), gang(), gang(4, rate=18_050.0))
     found = texts(study(*(again for run in cells for again in repeated(run, 9))))
     assert found["fine-line"] == (
-        "mnist-mlp, allreduce, batch 256: More workers do not pay: 4 are 5 % slower than 2, for 4 workers "
+        "mnist-mlp, allreduce, batch 256: More workers do not pay: 4 are 5 % slower than 2, where 4 workers "
         "share 2 cores."
     )
 

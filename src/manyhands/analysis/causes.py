@@ -222,8 +222,18 @@ def small_batch(facts: Facts) -> Verdict | None:
     wanted = facts.baseline.batch * spec.replicas
     text = f"each worker computes on {each:g} samples per step and takes {longer:.1f}x as long per sample as"
     text += f" {facts.baseline.spoken} does with {facts.baseline.batch:,};"
-    text += f" a batch of {wanted:,} may make up for it."
+    text += f" a batch of {wanted:,} may make up for it{_price_of_batch(facts, wanted)}."
     return Verdict("small-batch", text, _computing(facts) * (1 - 1 / longer))
+
+
+def _price_of_batch(facts: Facts, batch: int) -> str:
+    """What a larger batch may cost, as far as the critical batch is known."""
+    critical = facts.context.critical_batch
+    if critical is None:
+        return ", but may need more samples to the target"
+    if batch <= critical.value:
+        return ""
+    return f", but is beyond the critical batch of about {_about(critical)}: fewer workers are better"
 
 
 def contention(facts: Facts) -> Verdict | None:
@@ -249,7 +259,7 @@ def _longer(facts: Facts) -> float | None:
     if groups.threads(facts.record) != facts.baseline.threads or facts.step.batch == 0 or seconds <= 0:
         return None
     computed = facts.step.batch / spec.replicas / seconds  # samples per second of one worker
-    share = ratio(measured([computed], facts.noise), facts.baseline.throughput)
+    share = facts.quiet(ratio(measured([computed]), facts.baseline.throughput))
     return 1 / share.median if share.high < 1 and share.median <= 1 / SLOWER_COMPUTE else None
 
 
@@ -299,7 +309,7 @@ def optimizer(facts: Facts) -> Verdict | None:
         less = facts.step.phases["optimizer"] / (factor * (facts.step.step_seconds - fixed) + fixed)
         if less <= OPTIMIZER / 2 and factor * facts.step.batch <= _largest_batch(facts):
             text += f"; a batch of {factor * facts.step.batch:,} would bring it to {formatting.percent(less)}"
-            text += "" if facts.context.critical_batch else ", but may need more samples to the target"
+            text += _price_of_batch(facts, factor * facts.step.batch)
             break
     return Verdict("optimizer", f"{text}.", share)
 
@@ -313,7 +323,11 @@ def overhead(facts: Facts) -> Verdict | None:
         f"{formatting.percent(share)} of the "
         f"{formatting.duration(facts.step.step_seconds)} of a step is the trainer's"
     )
-    return Verdict("overhead", f"{text} own work, the same for any batch: a larger batch helps.", share)
+    return Verdict(
+        "overhead",
+        f"{text} own work, the same for any batch: steps with more samples have less of it.",
+        share,
+    )
 
 
 def gain(share: float) -> str:

@@ -46,8 +46,8 @@ def slower_than_one(facts: Facts) -> Verdict | None:
     if speed_up.high < 1:
         text = f"{who} do {formatting.percent(speed_up.median)} of what {baseline.spoken} does with batch"
         return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay off here.", 0.0)
-    text = f"{who} are not told apart from {baseline.spoken} with batch {baseline.batch:,}"
-    return Verdict("like-one", f"{text}: {between(speed_up)} its speed.", 0.0)
+    text = f"{who} are not told apart from {baseline.spoken} (batch {baseline.batch:,})"
+    return Verdict("like-one", f"{text}: they have {between(speed_up)} its speed.", 0.0)
 
 
 def threads_win(facts: Facts) -> Verdict | None:
@@ -59,7 +59,7 @@ def threads_win(facts: Facts) -> Verdict | None:
         ahead = f"{1 / against.median:.2f}x as fast with batch {baseline.batch:,}"
         return Verdict("threads-win", f"plain threads win: {baseline.spoken} is {ahead}.", 0.0)
     text = f"plain threads are not told apart from it: it has {between(against)} the speed of"
-    return Verdict("like-threads", f"{text} {baseline.spoken} with batch {baseline.batch:,}.", 0.0)
+    return Verdict("like-threads", f"{text} {baseline.spoken} (batch {baseline.batch:,}).", 0.0)
 
 
 def limits(facts: Facts) -> Verdict | None:

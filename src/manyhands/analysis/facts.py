@@ -81,13 +81,12 @@ class Facts:
     def _over(self, baseline: Baseline | None, known: Summary | None) -> Summary | None:
         if baseline is None or not self.timed:
             return None
-        return known or ratio(measured([self.record.throughput], self.noise), baseline.throughput)
+        return known or self.quiet(ratio(measured([self.record.throughput]), baseline.throughput))
 
-    @property
-    def noise(self) -> float:
-        """What a busy machine adds to the usual noise of a measurement."""
+    def quiet(self, share: Summary) -> Summary:
+        """The same with an upper end for a quiet machine, if it was noisy during this run."""
         noise = self.record.machine_noise or 0.0
-        return noise if noise > NOISY else 0.0
+        return share._replace(high=share.high * (1 + noise)) if noise > NOISY else share
 
     @cached_property
     def limit(self) -> int:

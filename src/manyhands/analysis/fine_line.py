@@ -141,4 +141,4 @@ def _why(line: FineLine, point: Point) -> str:
     serving = point.ranks > point.workers
     ranks = f"{point.ranks} processes" if serving else formatting.plural(point.ranks, "worker")
     with_threads = f" with {point.threads} threads each" if point.threads > 1 else ""
-    return f", for {ranks}{with_threads} share {formatting.plural(point.cores, 'core')}"
+    return f", where {ranks}{with_threads} share {formatting.plural(point.cores, 'core')}"
