@@ -28,8 +28,7 @@ from manyhands.core.statistics import (
     around,
     moderated,
 )
-from manyhands.records.record import RunRecord
-from manyhands.records.study_results import Block, Results
+from manyhands.records.study_results import Block
 
 LOOKS = (3, 5, 8, 12, 17, 23)  # rounds after which cells may be eliminated
 SPENT = (0.004, 0.006, 0.007, 0.007, 0.007, 0.007)  # the error of each look; 0.012 is left for the end
@@ -119,7 +118,7 @@ def lanes(blocks: Sequence[Block]) -> list[Lane]:
     return [Lane(baseline, values) for baseline, values in found.items()]
 
 
-def lane_of(blocks: Sequence[Block], *cells: str | None) -> Lane | None:
+def lane_of(blocks: Sequence[Block], *cells: str) -> Lane | None:
     """The lane that all of these cells are in."""
     for lane in lanes(blocks):
         if all(cell == lane.baseline or cell in lane.values for cell in cells):
@@ -127,12 +126,10 @@ def lane_of(blocks: Sequence[Block], *cells: str | None) -> Lane | None:
     return None
 
 
-def compare(results: Results, one: RunRecord, other: RunRecord) -> Compared | None:
-    """How many times as fast `one` is as `other`; None if they were not measured in the same rounds."""
-    lane = lane_of(results.blocks, one.cell, other.cell)
-    if lane is None or one.cell is None or other.cell is None:
-        return None
-    return compared(lane, one.cell, other.cell)
+def compare(blocks: Sequence[Block], one: str, other: str) -> Compared | None:
+    """How many times as fast cell `one` is as cell `other`; None if they have no common rounds."""
+    lane = lane_of(blocks, one, other)
+    return compared(lane, one, other) if lane else None
 
 
 def compared(lane: Lane, one: str, other: str) -> Compared | None:
@@ -162,25 +159,25 @@ def level(rounds: int, most: int) -> float:
     return next((error for look, error in spent if look >= rounds), SPENT[-1])
 
 
-def speed(results: Results, record: RunRecord) -> Summary | None:
+def speed(blocks: Sequence[Block], cell: str) -> Summary | None:
     """Samples per second of a paired cell.
 
     The rounds follow each other within minutes, in which the machine may be slow or fast as a whole. So many
     rounds make a ratio more certain, but not a speed: its interval holds what another visit to the machine is
     likely to find.
     """
-    lane = lane_of(results.blocks, record.cell)
-    if lane is None or record.cell is None:
+    lane = lane_of(blocks, cell)
+    if lane is None:
         return None
     rates: dict[Round, list[float]] = {}
-    for block in results.blocks:
+    for block in blocks:
         if block.cell == lane.baseline:
             rates.setdefault((block.session, block.round), []).append(math.log(block.samples_per_second))
     base, visits = [_mean(found) for found in rates.values()], len({session for session, _ in rates})
     center, rounds = _mean(base), len(base)
     reach = moderated(base, USUAL_NOISE**2, USUAL_FREEDOM) * math.sqrt(rounds / visits)
-    ratio = compared(lane, record.cell, lane.baseline)
-    if ratio and record.cell != lane.baseline:
+    ratio = compared(lane, cell, lane.baseline)
+    if ratio and cell != lane.baseline:
         center, rounds = center + math.log(ratio.ratio.median), ratio.rounds
         reach = math.hypot(reach, math.log(ratio.ratio.high / ratio.ratio.median))
     return around(center, reach, rounds)
