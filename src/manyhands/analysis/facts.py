@@ -63,8 +63,12 @@ class Facts:
     @property
     def enough(self) -> bool:
         """Whether the speed of the run can be compared: enough steps, or several measurements."""
-        several = self.context.point is not None and self.context.point.throughput.n >= SEVERAL
-        return self.timed and (several or self.counted >= COUNTED)
+        return self.timed and (self.several or self.counted >= COUNTED)
+
+    @property
+    def several(self) -> bool:
+        """Whether the cell of the run was measured several times."""
+        return self.context.point is not None and self.context.point.throughput.n >= SEVERAL
 
     @cached_property
     def speed_up(self) -> Summary | None:
@@ -81,7 +85,8 @@ class Facts:
     def _over(self, baseline: Baseline | None, known: Summary | None) -> Summary | None:
         if baseline is None or not self.timed:
             return None
-        return known or self.quiet(ratio(measured([self.record.throughput]), baseline.throughput))
+        share = known or ratio(measured([self.record.throughput]), baseline.throughput)
+        return share if self.several else self.quiet(share)
 
     def quiet(self, share: Summary) -> Summary:
         """The same with an upper end for a quiet machine, if it was noisy during this run."""

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from manyhands.analysis.facts import SEVERAL
-from manyhands.analysis.scaling import Curve, Point
+from manyhands.analysis.scaling import Curve, Point, times_as_fast
 from manyhands.core import formatting
-from manyhands.core.statistics import Summary, ratio
+from manyhands.core.statistics import Summary
 
 WORTH = 0.5  # a further worker must add half the throughput of one worker, or it costs twice what it adds
 
@@ -39,7 +39,7 @@ def fine_lines(curves: Sequence[Curve]) -> list[FineLine]:
 def _fine_line(curve: Curve) -> FineLine:
     points = sorted(curve.points, key=lambda point: point.workers)
     best = max(points, key=lambda point: point.throughput.median)
-    gains = _gains(points, _one_worker(curve, points))
+    gains = _gains(points, *_speeds(curve, points))
     line = FineLine(
         *(curve.task, curve.variant, curve.kind, curve.fixed),
         counts=[point.workers for point in points],
@@ -78,7 +78,7 @@ def _slower_from(points: Sequence[Point]) -> int | None:
 
 
 def _slower(point: Point, best: Point) -> bool:
-    return _sure(point, best) and ratio(point.throughput, best.throughput).high < 1
+    return _sure(point, best) and times_as_fast(point, best).high < 1
 
 
 def _sure(*points: Point) -> bool:
@@ -86,14 +86,22 @@ def _sure(*points: Point) -> bool:
     return all(not point.noisy or point.throughput.n >= SEVERAL for point in points)
 
 
-def _gains(points: Sequence[Point], alone: Summary) -> list[tuple[int, Summary]]:
-    """What each further worker brings beyond what makes it worth its cost, in samples per second.
+def _speeds(curve: Curve, points: Sequence[Point]) -> tuple[list[Summary], Summary]:
+    """The speed of every point and that of one worker; as speed-ups if these were measured in pairs."""
+    paired = [point.speed_up for point in points if point.cell and point.speed_up]
+    if len(paired) == len(points):
+        return paired, Summary(1.0, 1.0, 1.0, min(each.n for each in paired))
+    return [point.throughput for point in points], _one_worker(curve, points)
+
+
+def _gains(points: Sequence[Point], speeds: Sequence[Summary], alone: Summary) -> list[tuple[int, Summary]]:
+    """What each further worker brings beyond what makes it worth its cost, in the unit of the speeds.
 
     The ends are those of a difference of independent measurements.
     """
     found = []
-    for fewer, more in pairwise(points):
-        few, many, workers = fewer.throughput, more.throughput, more.workers - fewer.workers
+    for (fewer, few), (more, many) in pairwise(zip(points, speeds, strict=True)):
+        workers = more.workers - fewer.workers
         gained = (many.median - few.median) / workers - WORTH * alone.median
         down = math.hypot(many.median - many.low, few.high - few.median) / workers
         up = math.hypot(many.high - many.median, few.median - few.low) / workers
@@ -111,7 +119,7 @@ def _sentence(line: FineLine, points: Sequence[Point]) -> str:
     if line.slower_from is not None:
         fewer = [point for point in points if point.workers < line.slower_from]
         best = max(fewer, key=lambda point: point.throughput.median)
-        loss = 1 - by_count[line.slower_from].throughput.median / best.throughput.median
+        loss = 1 - times_as_fast(by_count[line.slower_from], best).median
         text = f"{line.slower_from} are {formatting.percent(loss)} slower than {best.workers}"
         return f"More workers do not pay: {text}{_why(line, by_count[line.slower_from])}."
     if line.costlier_from is not None:
@@ -125,7 +133,7 @@ def _sentence(line: FineLine, points: Sequence[Point]) -> str:
         if not _sure(before, after):
             text = f"Whether {after.workers} workers are faster than {before.workers} is not clear"
             return f"{text}: the machine was noisy while they were measured."
-        share = ratio(after.throughput, before.throughput)
+        share = times_as_fast(after, before)
         speed = f"{share.median:.2f}x ({share.low:.2f}x to {share.high:.2f}x) as fast"
         if share.low <= 1 <= share.high:
             return f"{after.workers} workers are not told apart from {before.workers}: {speed}."

@@ -86,9 +86,9 @@ def study_verdicts(results: Results) -> list[Verdict]:
     """Return the verdicts on a study: implausible speeds first, then the largest loss, then the others."""
     records = results.records
     found = [
-        *_largest(records),
-        *(verdict for task in groups.tasks(records) for verdict in _of_task(records, task)),
-        *_lines(fine_lines(curves(records))),
+        *_largest(results),
+        *(verdict for task in groups.tasks(records) for verdict in _of_task(results, task)),
+        *_lines(fine_lines(curves(records, blocks=results.blocks))),
         *_not_reached(records),
         *_trust(results),
         *_missing(results),
@@ -96,18 +96,29 @@ def study_verdicts(results: Results) -> list[Verdict]:
     return sorted(found, key=lambda verdict: (verdict.rule != "implausible", -verdict.lost))
 
 
-def _largest(records: Sequence[RunRecord]) -> list[Verdict]:
+def of_runs(results: Results) -> dict[str, list[Verdict]]:
+    """The verdicts on every run of a study, by its folder: its speed is judged by that of its cell."""
+    found: dict[str, list[Verdict]] = {}
+    for task in groups.tasks(results.records):
+        mine = groups.of_task(results.records, task)
+        known = {run: point for point in points(mine, task, blocks=results.blocks) for run in point.runs}
+        critical = critical_batch(mine, task)
+        pairs: dict[int, Pair] = {}
+        for record in mine:
+            batch = groups.batch(record)
+            if batch not in pairs:
+                pairs[batch] = baselines(mine, task, batch, results.blocks)
+            point = known.get(record.run)
+            found[record.run] = verdicts(record, *pairs[batch], point=point, critical_batch=critical)
+    return found
+
+
+def _largest(results: Results) -> list[Verdict]:
     """The verdict on the run that lost most; the first one of several equal losses."""
     best: tuple[Verdict, RunRecord] | None = None
-    pairs: dict[tuple[str, int], Pair] = {}
-    critical = {task: critical_batch(records, task) for task in groups.tasks(records)}
-    for record in records:
-        if record.spec.workers < 2:
-            continue
-        task, batch = groups.task_name(record), groups.batch(record)
-        if (task, batch) not in pairs:
-            pairs[task, batch] = baselines(records, task, batch)
-        found = verdicts(record, *pairs[task, batch], critical_batch=critical[task])
+    all_found = of_runs(results)
+    for record in results.records:
+        found = all_found[record.run] if record.spec.workers > 1 else []
         if any(verdict.rule in ("unmeasured", "implausible") for verdict in found):
             continue
         for verdict in found:
@@ -126,14 +137,14 @@ def critical_batch(records: Sequence[RunRecord], task: str) -> Estimate | None:
     return found[0] if len(found) == 1 else None
 
 
-def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
+def _of_task(results: Results, task: str) -> list[Verdict]:
     """Verdicts on a task: implausible speeds, threads against workers, no baseline."""
-    cells = points(records, task)
-    found = [*_implausible(records, task, cells)]
+    cells = points(results.records, task, blocks=results.blocks)
+    found = [*_implausible(results, task, cells)]
     several = [point for point in cells if point.workers > 1]
     if not several:
         return found
-    one, every = baselines(records, task, None)
+    one, every = baselines(results.records, task, None, results.blocks)
     if one is None:
         text = f"For {task} no run had one worker and one thread: its speed-ups have no baseline."
         found.append(Verdict("no-baseline", text, 0.0))
@@ -158,16 +169,15 @@ def _threads(task: str, every: Baseline, best: Point) -> list[Verdict]:
     return [Verdict("like-threads", f"{text} threads: it has {speed} the speed of {every.spoken}.", 0.0)]
 
 
-def _implausible(records: Sequence[RunRecord], task: str, cells: Sequence[Point]) -> list[Verdict]:
+def _implausible(results: Results, task: str, cells: Sequence[Point]) -> list[Verdict]:
     """One verdict for all implausible speed-ups of a task, with the largest of them."""
-    by_run = {record.run: record for record in records}
+    by_run = {record.run: record for record in results.records}
     found: list[tuple[float, str, str]] = []
     for point in cells:
         limit = limit_of(by_run[point.runs[0]])
         against = point.against_threads if point.workers > 1 else None
-        for speed_up, baseline in zip(
-            (point.speed_up, against), baselines(records, task, point.batch), strict=True
-        ):
+        pair = baselines(results.records, task, point.batch, results.blocks)
+        for speed_up, baseline in zip((point.speed_up, against), pair, strict=True):
             if speed_up and baseline and plausible.implausible(speed_up, limit):
                 named = f"{point.variant}, {point.workers_text}, batch {point.batch:,}"
                 text = comparisons.implausible_text(speed_up, limit, baseline, point.batch)
