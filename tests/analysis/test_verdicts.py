@@ -11,12 +11,13 @@ from manyhands.analysis.verdicts import (
     WORDS,
     Verdict,
     critical_batch,
+    of_runs,
     study_verdicts,
     verdicts,
     word,
 )
 from manyhands.records.record import RunRecord
-from manyhands.records.study_results import Cell, Results, Without
+from manyhands.records.study_results import Block, Cell, Results, Without
 from manyhands.testing.records import record, repeated
 
 
@@ -221,3 +222,53 @@ def test_a_fine_line_is_told_once_a_strategy():
     told = [verdict.text for verdict in study_verdicts(study(*records)) if verdict.rule == "fine-line"]
     assert len(told) == 1
     assert told[0].startswith("mnist-mlp, allreduce, batch 128 (and at ")
+
+
+# ---- speeds that were measured in pairs
+
+
+def paired_study(two: float, four: float, rounds: int = 6) -> Results:
+    """One worker, two and four, in rounds of a machine that is slower in every other round."""
+    runs = {
+        "one": record(batch=256, rate=10_000.0),
+        "two": gang(),
+        "four": gang(4, rate=18_000.0),
+    }
+    records = [run.model_copy(update={"cell": cell, "paired": True}) for cell, run in runs.items()]
+    blocks = []
+    for number in range(rounds):
+        machine = 10_000 * (0.8 if number % 2 else 1.0)
+        wobble = 1.005 if number % 3 else 0.99
+        order = [("one", 1.0), ("two", two * wobble), ("one", 1.0), ("four", four / wobble), ("one", 1.0)]
+        blocks += [
+            Block(cell, number, at, machine * speed, 20, 1.0) for at, (cell, speed) in enumerate(order)
+        ]
+    return study(*records, blocks=blocks)
+
+
+def judged(results: Results) -> list[str]:
+    return [word(found) for found in of_runs(results)]
+
+
+def test_pairs_tell_what_single_runs_cannot():
+    """Two workers at 77 % of the limit, and four that are 10 % slower than two on two cores."""
+    sure, unsure = paired_study(1.54, 1.386), paired_study(1.54, 1.386)
+    unsure.blocks.clear()
+    assert judged(sure) == ["", "below the limit", "more threads than cores"]
+    assert judged(unsure) == ["", "near the limit", "more threads than cores"], "one run each says 1.9x"
+    assert texts(sure)["fine-line"].startswith(
+        "mnist-mlp, allreduce, batch 256: More workers do not pay: 4 are 10 % slower than 2, where 4 workers"
+    )
+    assert "fine-line" not in texts(unsure)
+
+
+@pytest.mark.parametrize(("two", "implausible"), [(2.02, False), (2.1, True)])
+def test_pairs_find_a_smaller_excess_implausible(two: float, implausible: bool):
+    results = paired_study(two, 1.9)
+    assert ("implausible" in texts(results)) is implausible
+    assert (judged(results)[1] == "implausible speed-up") is implausible
+
+
+def test_each_run_of_equal_settings_has_its_own_verdicts():
+    results = study(record(), record(status="diverged"))
+    assert judged(results) == ["", "diverged"]

@@ -8,6 +8,7 @@ from manyhands.analysis import causes, comparisons, groups, remarks
 from manyhands.analysis.facts import Context, Facts, Rule, limit_of
 from manyhands.analysis.facts import Verdict as Verdict
 from manyhands.analysis.fine_line import FineLine, fine_lines
+from manyhands.analysis.groups import Key
 from manyhands.analysis.regimes import regimes
 from manyhands.analysis.scaling import Baseline, Pair, Point, baselines, curves, points
 from manyhands.analysis.target import to_target
@@ -96,29 +97,32 @@ def study_verdicts(results: Results) -> list[Verdict]:
     return sorted(found, key=lambda verdict: (verdict.rule != "implausible", -verdict.lost))
 
 
-def of_runs(results: Results) -> dict[str, list[Verdict]]:
-    """The verdicts on every run of a study, by its folder: its speed is judged by that of its cell."""
-    found: dict[str, list[Verdict]] = {}
-    for task in groups.tasks(results.records):
-        mine = groups.of_task(results.records, task)
-        known = {run: point for point in points(mine, task, blocks=results.blocks) for run in point.runs}
-        critical = critical_batch(mine, task)
-        pairs: dict[int, Pair] = {}
-        for record in mine:
-            batch = groups.batch(record)
-            if batch not in pairs:
-                pairs[batch] = baselines(mine, task, batch, results.blocks)
-            point = known.get(record.run)
-            found[record.run] = verdicts(record, *pairs[batch], point=point, critical_batch=critical)
+def of_runs(results: Results) -> list[list[Verdict]]:
+    """The verdicts on each run of a study, in their order; its speed is judged by that of its cell."""
+    records, blocks = results.records, results.blocks
+    critical = {task: critical_batch(records, task) for task in groups.tasks(records)}
+    cells = {
+        (task, Key(point.variant, point.workers, point.threads, point.batch)): point
+        for task in critical
+        for point in points(records, task, blocks=blocks)
+    }
+    pairs: dict[tuple[str, int], Pair] = {}
+    found = []
+    for record in records:
+        task, batch = groups.task_name(record), groups.batch(record)
+        if (task, batch) not in pairs:
+            pairs[task, batch] = baselines(records, task, batch, blocks)
+        point = cells.get((task, groups.key(record)))
+        found.append(verdicts(record, *pairs[task, batch], point=point, critical_batch=critical[task]))
     return found
 
 
 def _largest(results: Results) -> list[Verdict]:
     """The verdict on the run that lost most; the first one of several equal losses."""
     best: tuple[Verdict, RunRecord] | None = None
-    all_found = of_runs(results)
-    for record in results.records:
-        found = all_found[record.run] if record.spec.workers > 1 else []
+    for record, found in zip(results.records, of_runs(results), strict=True):
+        if record.spec.workers < 2:
+            continue
         if any(verdict.rule in ("unmeasured", "implausible") for verdict in found):
             continue
         for verdict in found:

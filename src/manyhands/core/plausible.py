@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from manyhands.core import formatting
 from manyhands.core.statistics import Summary
 
+SEVERAL = 3  # measurements: a slow minute does not explain all of them
 SLOW_BASELINE = "implausible: the baseline was slow"  # where there is no room for a sentence
 
 
@@ -45,6 +46,11 @@ def sentence(speed_up: Summary, limit: int, baseline: str, device: str = "cpu") 
     units = formatting.plural(limit, "core" if device == "cpu" else "device")
     between = f"{times(speed_up.low)} to {times(speed_up.high)}"
     text = f"{times(speed_up.median)} {baseline} ({between}) is implausible: {units} can give"
+    if speed_up.n >= SEVERAL:
+        why = (
+            "Either the baseline was slow throughout, or a worker's share of the batch fits a cache that the"
+        )
+        return f"{text} {limit}x. {why} whole batch does not."
     return f"{text} {limit}x. The baseline was probably slow: measure both again on an idle machine."
 
 
