@@ -19,6 +19,7 @@ from manyhands.records.study_results import Cell
 
 CELL = 0.2  # seconds per cell for calibration and the journal
 PROBE = 1.0  # seconds per probe
+PAIRED = 12.0  # seconds of the blocks of a paired cell, and of the baseline's blocks beside them
 OTHER = 1.5  # factor on the samples to the target if the batch differs
 UNLIKE = 1.25  # factor on the time if the earlier run had another strategy or other workers
 AGAIN = 1.25  # factor on the time of timed cells on a busy machine: those that are too noisy are repeated
@@ -137,10 +138,16 @@ def estimate(
         else:
             runs += 1
         again = AGAIN if busy and cell.timed else 1.0
-        seconds = by_cell[cell.key] = again * time_of(spec, like, crowding(spec, others)).seconds
+        like_spec = as_measured(cell, spec)
+        seconds = by_cell[cell.key] = again * time_of(like_spec, like, crowding(spec, others)).seconds
         shared = jobs > 1 and not cell.timed and cell.spec.ranks == 1
         total += seconds / min(jobs, environment.cores()) if shared else seconds
     return CellEstimate(total, runs, tuple(probed), tuple(unknown), by_cell, busy)
+
+
+def as_measured(cell: Cell, spec: RunSpec) -> RunSpec:
+    """The spec of a cell with the time that it runs: a paired one is measured in some blocks."""
+    return spec.replace(seconds=PAIRED) if cell.paired else spec
 
 
 def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:

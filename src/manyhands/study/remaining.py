@@ -42,15 +42,20 @@ class Remaining:
         self._slower: list[float] = []
         self._left = 0.0  # seconds of the cells that have not begun
         self._average: float | None = None  # seconds of one cell
+        self._taking_turns: set[str] = set()
 
     def begin(self, cell: Cell, now: float) -> None:
         """A cell begins."""
         self._began = now if self._began is None else self._began
+        if cell.paired:  # such cells take turns
+            self._taking_turns.add(cell.key)
+            return
         like = nearest(cell.spec, self._facts)
         self._running[cell.key] = _Running(now, like, self._time(cell, like))
 
     def end(self, cell: Cell, record: RunRecord | None, now: float) -> None:
         """A cell ends, with a record or without."""
+        self._taking_turns.discard(cell.key)
         running = self._running.pop(cell.key, None)
         if running is None or record is None:
             return
@@ -71,6 +76,8 @@ class Remaining:
 
     def seconds(self, now: float) -> float | None:
         """The seconds until the last cell ends; None if nothing is known yet."""
+        if self._taking_turns and self._budget is not None and self._began is not None:
+            return max(0.0, self._budget - (now - self._began))  # they are measured until the time is up
         if self._average is None:
             return None
         running = 0.0
@@ -88,6 +95,7 @@ class Remaining:
         like = like or nearest(spec, self._facts)
         if like is None:
             return None
+        spec = estimate.as_measured(cell, spec)
         time = estimate.time_of(spec, like, self._slowness(cell, like))
         starts = self._starts[-RECENT:]
         return time._replace(start=statistics.fmean(starts)) if starts else time
