@@ -49,7 +49,12 @@ def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
             facts.append(estimate.probe(resolved))
             probed.add(cell.spec.task)
     left = [cell for cell in waiting if cell.key in specs]
-    time = estimate.estimate(left, facts, jobs, specs)
+    pairing = estimate.Pairing(study.block, study.rounds)
+    if study.budget:
+        others = [cell for cell in left if not cell.paired]
+        rest = estimate.estimate(others, facts, jobs, specs).seconds
+        pairing = pairing.within(study.budget - rest, len(left) - len(others))
+    time = estimate.estimate(left, facts, jobs, specs, pairing)
     return Preview(study, out, left, finished, excluded, time)
 
 
