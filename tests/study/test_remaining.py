@@ -12,6 +12,7 @@ from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell
 from manyhands.study import estimate
+from manyhands.study.paired_cells import speed_cell
 from manyhands.study.remaining import Remaining
 from manyhands.testing.records import record
 
@@ -181,3 +182,68 @@ def test_tasks_without_an_estimate_take_as_long_as_the_others() -> None:
     assert remaining.seconds(0.0) == pytest.approx(
         4 * (TRAINING + LAUNCHERS[LOCAL].start_seconds + estimate.CELL)
     )
+
+
+def paired(count: int) -> list[Cell]:
+    return [speed_cell(cell.spec, label=str(number)) for number, cell in enumerate(cells(count))]
+
+
+def test_paired_cells_take_their_rounds_and_not_their_schedule() -> None:
+    """Their spec says 10,000 epochs: they end when they have been measured."""
+    study = paired(3)
+    pairing = estimate.Pairing(block=2.0, rounds=5)
+    each = LAUNCHERS[LOCAL].start_seconds + estimate.CELL + 2.0 + 5 * 2 * 2.0
+    assert estimate.estimate(study, earlier(), pairing=pairing).seconds == pytest.approx(3 * each)
+    remaining = Remaining(earlier(), pairing=pairing)
+    remaining.plan(study)
+    assert remaining.seconds(0.0) == pytest.approx(3 * each)
+
+
+def test_blocks_of_slow_steps_are_longer() -> None:
+    [cell] = paired(1)
+    slow = earlier(rate=64.0)[0]  # two seconds for a step of 128
+    assert estimate.Pairing(1.0, 4).time_of(cell.spec, slow).run == pytest.approx(2 * 4 * 5 * 2.0)
+
+
+def test_paired_cells_share_the_time_because_they_take_turns() -> None:
+    """All of them are running at once: a minute is not a minute of each."""
+    study = paired(4)
+    remaining = Remaining(earlier(), pairing=estimate.Pairing(1.0, 10))
+    for cell in study:
+        remaining.begin(cell, 0.0)
+    remaining.plan([])
+    whole = remaining.seconds(0.0)
+    assert whole is not None
+    assert remaining.seconds(40.0) == pytest.approx(whole - 40.0)
+    remaining.end(study[0], ran(study[0], 500.0), 40.0)  # it clearly lost
+    remaining.plan([])
+    assert remaining.seconds(40.0) == pytest.approx((whole - 40.0) * 3 / 4)
+
+
+def test_what_a_paired_cell_slept_is_not_learned_as_start_up() -> None:
+    [one], study = paired(1), cells(1)
+    remaining = Remaining(earlier())
+    remaining.begin(one, 0.0)
+    remaining.end(one, ran(one, 1.0), 300.0)
+    remaining.plan(study)
+    later = remaining.seconds(300.0)
+    assert later is not None
+    assert later < 100.0
+
+
+def test_a_run_that_never_evaluated_still_says_what_an_evaluation_takes() -> None:
+    [fact] = earlier()
+    assert fact.evaluation == pytest.approx(10_000 / 3 / 10_000)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1000.0, 20), (60.0, 10), (5.0, 3), (-50.0, 3)])
+def test_a_budget_has_room_for_so_many_rounds(seconds: float, rounds: int) -> None:
+    assert estimate.Pairing(1.0, 20).within(seconds, 3).rounds == rounds
+
+
+def test_the_budget_ends_paired_cells_while_they_run() -> None:
+    remaining = Remaining(earlier(), budget=30.0, pairing=estimate.Pairing(1.0, 20))
+    for cell in paired(4):
+        remaining.begin(cell, 0.0)
+    remaining.plan([])
+    assert remaining.seconds(10.0) == pytest.approx(20.0)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from manyhands.analysis.pairs import LOOKS
 from manyhands.core import environment
 from manyhands.core.errors import ManyhandsError
 from manyhands.core.registry.launchers import LAUNCHERS, LOCAL
@@ -16,10 +17,10 @@ from manyhands.records.record import RunRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell
+from manyhands.study.paired import STEPS
 
 CELL = 0.2  # seconds per cell for calibration and the journal
 PROBE = 1.0  # seconds per probe
-PAIRED = 12.0  # seconds of the blocks of a paired cell, and of the baseline's blocks beside them
 OTHER = 1.5  # factor on the samples to the target if the batch differs
 UNLIKE = 1.25  # factor on the time if the earlier run had another strategy or other workers
 AGAIN = 1.25  # factor on the time of timed cells on a busy machine: those that are too noisy are repeated
@@ -52,6 +53,25 @@ class CellTime(NamedTuple):
     @property
     def seconds(self) -> float:
         return self.start + self.run
+
+
+class Pairing(NamedTuple):
+    """How a study measures paired cells: in rounds of one block of the cell and one of the baseline."""
+
+    block: float = 1.0  # seconds
+    rounds: int = 1
+
+    def within(self, seconds: float, cells: int) -> Pairing:
+        """With as many rounds as so many cells can have in this time, but a few in any case."""
+        fit = int(seconds / (2 * self.block * max(1, cells)))
+        return self._replace(rounds=min(self.rounds, max(LOOKS[0], fit)))
+
+    def time_of(self, spec: RunSpec, like: EarlierRuns | None, slower: float = 1.0) -> CellTime:
+        """Estimate the time of one cell for all rounds: some cells are clearly slower, and end earlier."""
+        block = self.block
+        if like is not None and spec.batch is not None:
+            block = max(block, STEPS * spec.batch * slower / rate_of(spec, like))
+        return CellTime(_start(spec, slower) + block, 2 * self.rounds * block)
 
 
 class CellEstimate(NamedTuple):
@@ -99,14 +119,14 @@ def known(records: Iterable[RunRecord], *, today: bool = False) -> list[EarlierR
     """Return how fast the runs of these records were."""
     found = []
     for record in records:
-        evaluations = max(1, len(record.curve))
         spent = max((phases.get("evaluation", 0.0) for phases in record.phases), default=0.0)
+        evaluation = spent / max(1, len(record.curve)) or _evaluation(record.test_samples, record.throughput)
         found.append(
             EarlierRuns(
                 record.spec,
                 record.environment.threads,
                 record.throughput,
-                spent / evaluations,
+                evaluation,
                 record.train_samples,
                 record.target_samples,
                 today=today,
@@ -120,6 +140,7 @@ def estimate(
     facts: list[EarlierRuns],
     jobs: int = 1,
     resolved: Mapping[str, RunSpec] | None = None,
+    pairing: Pairing = Pairing(),  # noqa: B008 (a plain value)
 ) -> CellEstimate:
     """Estimate the time for these cells, one at a time, or some of them `jobs` at a time."""
     by_cell: dict[str, float] = {}
@@ -137,17 +158,15 @@ def estimate(
             probed[cell.spec.task] = None
         else:
             runs += 1
-        again = AGAIN if busy and cell.timed else 1.0
-        like_spec = as_measured(cell, spec)
-        seconds = by_cell[cell.key] = again * time_of(like_spec, like, crowding(spec, others)).seconds
+        slower = crowding(spec, others)
+        if cell.paired:
+            time = pairing.time_of(spec, like, slower).seconds
+        else:
+            time = time_of(spec, like, slower).seconds * (AGAIN if busy and cell.timed else 1.0)
+        seconds = by_cell[cell.key] = time
         shared = jobs > 1 and not cell.timed and cell.spec.ranks == 1
         total += seconds / min(jobs, environment.cores()) if shared else seconds
     return CellEstimate(total, runs, tuple(probed), tuple(unknown), by_cell, busy)
-
-
-def as_measured(cell: Cell, spec: RunSpec) -> RunSpec:
-    """The spec of a cell with the time that it runs: a paired one is measured in some blocks."""
-    return spec.replace(seconds=PAIRED) if cell.paired else spec
 
 
 def nearest(spec: RunSpec, facts: list[EarlierRuns]) -> EarlierRuns | None:
@@ -209,9 +228,17 @@ def time_of(spec: RunSpec, like: EarlierRuns, slower: float = 1.0) -> CellTime:
     if spec.seconds is not None and training > spec.seconds:
         training, samples = spec.seconds, spec.seconds * rate
     evaluations = max(1, math.ceil(samples / (spec.evaluate_every * n))) if spec.evaluate_every else 0
+    return CellTime(_start(spec, slower), training + evaluations * slower * like.evaluation)
+
+
+def _start(spec: RunSpec, slower: float) -> float:
     launcher = LOCAL if LAUNCHERS[spec.launcher].in_process else spec.launcher  # as studies do
-    start = slower * LAUNCHERS[launcher].start_seconds + CELL
-    return CellTime(start, training + evaluations * slower * like.evaluation)
+    return slower * LAUNCHERS[launcher].start_seconds + CELL
+
+
+def _evaluation(samples: int, rate: float) -> float:
+    """Estimate the seconds of an evaluation: the forward pass is about a third of a step."""
+    return samples / (3 * rate)
 
 
 def _cores(spec: RunSpec, threads: int) -> int:
@@ -238,6 +265,4 @@ def probe(spec: RunSpec) -> EarlierRuns:
     task = find.build(one.task, one.options)
     rate = measure(RankInfo(), one, PROBE)
     assert rate is not None
-    # the forward pass is about a third of a step
-    evaluation = len(task.test) / (3 * rate)
-    return EarlierRuns(one, 1, rate, evaluation, len(task.train), None, probed=True)
+    return EarlierRuns(one, 1, rate, _evaluation(len(task.test), rate), len(task.train), None, probed=True)

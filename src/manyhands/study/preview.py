@@ -49,7 +49,12 @@ def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
             facts.append(estimate.probe(resolved))
             probed.add(cell.spec.task)
     left = [cell for cell in waiting if cell.key in specs]
-    time = estimate.estimate(left, facts, jobs, specs)
+    pairing = estimate.Pairing(study.block, study.rounds)
+    if study.budget:
+        others = [cell for cell in left if not cell.paired]
+        rest = estimate.estimate(others, facts, jobs, specs).seconds
+        pairing = pairing.within(study.budget - rest, len(left) - len(others))
+    time = estimate.estimate(left, facts, jobs, specs, pairing)
     return Preview(study, out, left, finished, excluded, time)
 
 
@@ -148,8 +153,8 @@ def _group(cell: Cell) -> str:
         formatting.plural(spec.threads, "thread") if spec.threads else "",
         spec.recipe or "",
         *(f"{name} {value}" for name, value in options.items()),
-        *(formatting.plural(value, name) for name, value in limits if value is not None and not cell.paired),
-        "speed in pairs" if cell.paired else "" if cell.timed else "not timed",
+        *(formatting.plural(value, name) for name, value in limits if value is not None),
+        "" if cell.timed else "not timed",
     ]
     return " · ".join(part for part in parts if part)
 

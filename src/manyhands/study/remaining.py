@@ -17,7 +17,7 @@ from typing import NamedTuple
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Cell
 from manyhands.study import estimate
-from manyhands.study.estimate import CellTime, EarlierRuns, nearest
+from manyhands.study.estimate import CellTime, EarlierRuns, Pairing, nearest
 
 FACTS = 300  # runs that estimates are based on
 RECENT = 5  # cells whose times are learned from
@@ -25,6 +25,7 @@ OVERRUN = 0.1  # a cell that takes longer than estimated is assumed to take this
 
 
 class _Running(NamedTuple):
+    cell: Cell
     since: float
     like: EarlierRuns | None
     time: CellTime | None
@@ -33,8 +34,14 @@ class _Running(NamedTuple):
 class Remaining:
     """Told when cells begin and end; asked for the seconds until the last one ends."""
 
-    def __init__(self, earlier: Iterable[EarlierRuns], budget: float | None = None) -> None:
-        self._facts = list(earlier)[:FACTS]
+    def __init__(
+        self,
+        earlier: Iterable[EarlierRuns],
+        budget: float | None = None,
+        pairing: Pairing = Pairing(),  # noqa: B008 (a plain value)
+    ) -> None:
+        self._facts, self._pairing = list(earlier)[:FACTS], pairing
+        self._paired: dict[str, list[float]] = {}  # by task, when each paired cell began
         self._others, self._budget = estimate.load(), budget
         self._began: float | None = None  # the first cell
         self._running: dict[str, _Running] = {}
@@ -42,25 +49,23 @@ class Remaining:
         self._slower: list[float] = []
         self._left = 0.0  # seconds of the cells that have not begun
         self._average: float | None = None  # seconds of one cell
-        self._taking_turns: set[str] = set()
 
     def begin(self, cell: Cell, now: float) -> None:
         """A cell begins."""
         self._began = now if self._began is None else self._began
-        if cell.paired:  # such cells take turns
-            self._taking_turns.add(cell.key)
-            return
         like = nearest(cell.spec, self._facts)
-        self._running[cell.key] = _Running(now, like, self._time(cell, like))
+        self._running[cell.key] = _Running(cell, now, like, self._time(cell, like))
+        if cell.paired:
+            self._paired.setdefault(cell.spec.task, []).append(now)
 
     def end(self, cell: Cell, record: RunRecord | None, now: float) -> None:
         """A cell ends, with a record or without."""
-        self._taking_turns.discard(cell.key)
         running = self._running.pop(cell.key, None)
         if running is None or record is None:
             return
-        self._starts.append(max(0.0, now - running.since - record.seconds))
         like = running.like
+        if not cell.paired:  # such a cell sleeps most of the time
+            self._starts.append(max(0.0, now - running.since - record.seconds))
         if like is not None and not like.today and estimate.same_way(cell.spec, like):
             self._slower.append(estimate.rate_of(cell.spec, like) / max(1e-9, record.samples_per_second))
         self._facts = [*estimate.known([record], today=True), *self._facts][:FACTS]
@@ -76,26 +81,33 @@ class Remaining:
 
     def seconds(self, now: float) -> float | None:
         """The seconds until the last cell ends; None if nothing is known yet."""
-        if self._taking_turns and self._budget is not None and self._began is not None:
-            return max(0.0, self._budget - (now - self._began))  # they are measured until the time is up
         if self._average is None:
             return None
-        running = 0.0
-        for since, _, time in list(self._running.values()):  # it is asked for by other threads too
-            elapsed = now - since
-            whole = time.seconds if time else self._average
-            running += max(whole - elapsed, OVERRUN * elapsed)
+        sure, elastic = 0.0, self._left  # the budget ends paired cells too
+        for each in list(self._running.values()):  # it is asked for by other threads too
+            elapsed = self._elapsed(each, now)
+            whole = each.time.seconds if each.time else self._average
+            rest = max(whole - elapsed, OVERRUN * elapsed)
+            sure, elastic = (sure, elastic + rest) if each.cell.paired else (sure + rest, elastic)
         if self._budget is None:
-            return running + self._left
+            return sure + elastic
         spent = 0.0 if self._began is None else now - self._began
-        return running + min(self._left, max(0.0, self._budget - spent - running))  # then none begins
+        return sure + min(elastic, max(0.0, self._budget - spent - sure))
+
+    def _elapsed(self, running: _Running, now: float) -> float:
+        """What a cell has had of the time since it began: paired cells share it, because they take turns."""
+        if not running.cell.paired:
+            return now - running.since
+        began = self._paired[running.cell.spec.task]
+        return (now - began[0]) / len(began)
 
     def _time(self, cell: Cell, like: EarlierRuns | None = None) -> CellTime | None:
         spec = cell.spec
         like = like or nearest(spec, self._facts)
+        if cell.paired:
+            return self._pairing.time_of(spec, like, self._slowness(cell, like) if like else 1.0)
         if like is None:
             return None
-        spec = estimate.as_measured(cell, spec)
         time = estimate.time_of(spec, like, self._slowness(cell, like))
         starts = self._starts[-RECENT:]
         return time._replace(start=statistics.fmean(starts)) if starts else time

@@ -117,7 +117,8 @@ class LiveTable:
         self._state = state
         self.say(headline(state, folder))
         recent = estimate.earlier([entry.cell for entry in state.of("left")], folder)
-        self._remaining = Remaining(estimate.known([*state.records, *recent]), state.study.budget)
+        pairing = estimate.Pairing(state.study.block, state.study.rounds)
+        self._remaining = Remaining(estimate.known([*state.records, *recent]), state.study.budget, pairing)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         self._count()
