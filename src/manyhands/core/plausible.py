@@ -9,7 +9,7 @@ from manyhands.core import formatting
 from manyhands.core.statistics import Summary
 
 SEVERAL = 3  # measurements of one thing: their spread says how sure they are, whatever one of them was
-SLOW_BASELINE = "implausible: the baseline was slow"  # where there is no room for a sentence
+SLOW_BASELINE = "speed-up implausible: the baseline was slow"  # where there is no room for a sentence
 
 
 def limit(
