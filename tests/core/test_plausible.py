@@ -37,7 +37,8 @@ def test_the_sentence_names_the_speed_its_interval_and_the_limit():
         "probably slow: measure both again on an idle machine."
     )
     assert plausible.sentence(Summary(2.1, 2.04, 2.16, 6), 2, "one worker").endswith(
-        "Either the baseline was slow throughout, or a worker's share of the batch fits a cache that the whole "
+        "Either the baseline was slow throughout, or a worker's share of the batch fits a cache that the "
+        "whole "
         "batch does not."
     )
     assert "2.37x one worker (2.10x to 2.68x) is implausible: 2 devices can give 2x." in plausible.sentence(

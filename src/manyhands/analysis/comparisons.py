@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from manyhands.analysis import groups
 from manyhands.analysis.breakdown import STEP_PHASES
 from manyhands.analysis.causes import EFFICIENT, of_limit
-from manyhands.analysis.facts import Facts, Rule, Verdict
-from manyhands.analysis.scaling import Baseline
+from manyhands.analysis.facts import Facts, Rule, Verdict, limit_of
+from manyhands.analysis.scaling import Baseline, Point, baselines, points
 from manyhands.core import formatting, plausible
 from manyhands.core.statistics import Summary
+from manyhands.records.study_results import Results
 
 NAMED = 0.02  # share of the step: smaller phases are not listed
 LOST = ("communication", "wait", "data", "other")  # phases that one worker alone would hardly have
 SPOKEN = {"wait": "waiting", "data": "waiting for data", "other": "work of the trainer"}
+
+
+class Implausible(NamedTuple):
+    """A cell whose speed-up is more than its cores can give."""
+
+    point: Point
+    speed_up: Summary
+    text: str
 
 
 def implausible(facts: Facts) -> Verdict | None:
@@ -35,6 +46,21 @@ def implausible_text(speed_up: Summary, limit: int, baseline: Baseline, batch: i
     if baseline.batch < batch:
         text += f" It had batch {baseline.batch:,}, not {batch:,}, which may be a part of it."
     return text
+
+
+def implausible_cells(results: Results, task: str) -> list[Implausible]:
+    """The cells of a task whose speed-up over one worker, or over all cores as threads, is implausible."""
+    records = {record.run: record for record in results.records}
+    found = []
+    for point in points(results.records, task, blocks=results.blocks):
+        limit = limit_of(records[point.runs[0]])
+        against = point.against_threads if point.workers > 1 else None  # threads may be slower than one
+        pair = baselines(results.records, task, point.batch, results.blocks)
+        for speed_up, baseline in zip((point.speed_up, against), pair, strict=True):
+            if speed_up and baseline and plausible.implausible(speed_up, limit):
+                text = implausible_text(speed_up, limit, baseline, point.batch)
+                found.append(Implausible(point, speed_up, text))
+    return found
 
 
 def slower_than_one(facts: Facts) -> Verdict | None:

@@ -10,11 +10,11 @@ from manyhands.analysis import groups
 from manyhands.analysis.breakdown import Breakdown, breakdown, busy_threads
 from manyhands.analysis.scaling import Baseline, Point
 from manyhands.core import plausible
+from manyhands.core.plausible import SEVERAL
 from manyhands.core.statistics import NOISY, Estimate, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 
 COUNTED = 20  # steps: with fewer, one slow step moves the mean by more than the machine's noise does
-SEVERAL = 3  # measurements of one cell, each of any length: their spread says how sure they are
 TURNS = 1.05  # busy threads per core: from here on threads wait for each other's turn
 
 

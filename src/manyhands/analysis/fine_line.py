@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from manyhands.analysis.facts import SEVERAL
 from manyhands.analysis.scaling import Curve, Point, times_as_fast
 from manyhands.core import formatting
+from manyhands.core.plausible import SEVERAL
 from manyhands.core.statistics import Summary
 
 WORTH = 0.5  # a further worker must add half the throughput of one worker, or it costs twice what it adds

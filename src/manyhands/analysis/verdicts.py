@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manyhands.analysis import causes, comparisons, groups, remarks
-from manyhands.analysis.facts import Context, Facts, Rule, limit_of
+from manyhands.analysis.comparisons import implausible_cells
+from manyhands.analysis.facts import Context, Facts, Rule
 from manyhands.analysis.facts import Verdict as Verdict
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.groups import Key
 from manyhands.analysis.regimes import regimes
 from manyhands.analysis.scaling import Baseline, Pair, Point, baselines, curves, points
 from manyhands.analysis.target import to_target
-from manyhands.core import formatting, plausible
+from manyhands.core import formatting
 from manyhands.core.statistics import NOISY, Estimate, ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
@@ -144,7 +145,7 @@ def critical_batch(records: Sequence[RunRecord], task: str) -> Estimate | None:
 def _of_task(results: Results, task: str) -> list[Verdict]:
     """Verdicts on a task: implausible speeds, threads against workers, no baseline."""
     cells = points(results.records, task, blocks=results.blocks)
-    found = [*_implausible(results, task, cells)]
+    found = [*_implausible(results, task)]
     several = [point for point in cells if point.workers > 1]
     if not several:
         return found
@@ -173,22 +174,13 @@ def _threads(task: str, every: Baseline, best: Point) -> list[Verdict]:
     return [Verdict("like-threads", f"{text} threads: it has {speed} the speed of {every.spoken}.", 0.0)]
 
 
-def _implausible(results: Results, task: str, cells: Sequence[Point]) -> list[Verdict]:
+def _implausible(results: Results, task: str) -> list[Verdict]:
     """One verdict for all implausible speed-ups of a task, with the largest of them."""
-    by_run = {record.run: record for record in results.records}
-    found: list[tuple[float, str, str]] = []
-    for point in cells:
-        limit = limit_of(by_run[point.runs[0]])
-        against = point.against_threads if point.workers > 1 else None
-        pair = baselines(results.records, task, point.batch, results.blocks)
-        for speed_up, baseline in zip((point.speed_up, against), pair, strict=True):
-            if speed_up and baseline and plausible.implausible(speed_up, limit):
-                named = f"{point.variant}, {point.workers_text}, batch {point.batch:,}"
-                text = comparisons.implausible_text(speed_up, limit, baseline, point.batch)
-                found.append((speed_up.median, named, text))
+    found = implausible_cells(results, task)
     if not found:
         return []
-    _, named, text = max(found)
+    point, _, text = max(found, key=lambda each: each.speed_up.median)
+    named = f"{point.variant}, {point.workers_text}, batch {point.batch:,}"
     many = f"{len(found)} speed-ups are implausible; the largest is that of " if len(found) > 1 else ""
     return [Verdict("implausible", f"{task}: {many}{named}: {text}", 0.0)]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from manyhands.core import formatting
 from manyhands.core.statistics import Summary
 
-SEVERAL = 3  # measurements: a slow minute does not explain all of them
-SLOW_BASELINE = "implausible: the baseline was slow"  # where there is no room for a sentence
+SEVERAL = 3  # measurements of one thing: their spread says how sure they are, whatever one of them was
+SLOW_BASELINE = "speed-up implausible: the baseline was slow"  # where there is no room for a sentence
 
 
 def limit(
