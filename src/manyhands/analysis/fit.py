@@ -21,8 +21,8 @@ from scipy.special import fdtri, log_ndtr
 from manyhands.core.statistics import Estimate, student_t
 
 FEWEST = 3  # batches: two parameters fit any two points exactly, and nothing is left to judge the fit by
-# Degrees of freedom: with one of them the interval is either of no use or, where points lie on a curve by chance,
-# too narrow. Of those told from 3 batches with one seed, 80 % held the truth at 30 % noise.
+# Degrees of freedom: with one of them the interval is either of no use or, where points lie on a curve by
+# chance, too narrow. Of those told from 3 batches with one seed, 80 % held the truth at 30 % noise.
 FREEDOM = 2
 SPREAD = 0.03  # least relative noise of steps: with only one seed, others would differ this much
 REACH = 1000.0  # B_crit is searched up to this factor beyond the batches that were run
