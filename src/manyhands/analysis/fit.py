@@ -153,12 +153,10 @@ def _costs(points: _Points, noise: float, critical: Numbers) -> tuple[Numbers, N
     shape = np.log1p(np.exp(critical)[:, None] / points.batch)
     weight = np.where(points.censored, 0.0, points.spread**-2.0)
     steps = ((points.logs - shape) * weight).sum(axis=1) / weight.sum()
-    if (
-        points.censored.any()
-    ):  # no bound is more curved than a measured point, so this step never goes too far
-        curved = (points.spread**-2.0).sum()
-        for _ in range(60):
-            steps = steps - _slope(points, noise, shape + steps[:, None]) / curved
+    if points.censored.any():  # bounds lift the curve; Newton's method climbs and never overshoots
+        for _ in range(12):
+            slope, bend = _derivatives(points, noise, shape + steps[:, None])
+            steps = steps - slope / bend
     return _cost(points, noise, shape + steps[:, None]), steps
 
 
@@ -171,12 +169,14 @@ def _cost(points: _Points, noise: float, model: Numbers) -> Numbers:
     return cost
 
 
-def _slope(points: _Points, noise: float, model: Numbers) -> Numbers:
-    """Half the slope of the cost over log S_min, times the squared noise."""
-    missed = (model - points.logs) / (noise * points.spread)
-    pull = np.exp(-(missed**2) / 2 - log_ndtr(missed)) / math.sqrt(2 * math.pi)
-    slope: Numbers = (noise * np.where(points.censored, -pull, missed) / points.spread).sum(axis=-1)
-    return slope
+def _derivatives(points: _Points, noise: float, model: Numbers) -> tuple[Numbers, Numbers]:
+    """The first and second derivative of half the cost over log S_min."""
+    scale = noise * points.spread
+    missed = (model - points.logs) / scale
+    pull = np.exp(-(missed**2) / 2 - log_ndtr(missed)) / math.sqrt(2 * math.pi)  # the inverse Mills ratio
+    slope = np.where(points.censored, -pull, missed) / scale
+    bend = np.where(points.censored, pull * (missed + pull), 1.0) / scale**2
+    return slope.sum(axis=-1), bend.sum(axis=-1)
 
 
 def _ends_of_batch(points: _Points, noise: float, allowed: float, best: Fit) -> tuple[float, float]:
