@@ -1,8 +1,8 @@
 """The noise scale of one run: tr(S)/|G|^2 in windows of a few evaluations, averaged over steps.
 
 Training with batch B makes S = sum over the steps of an ideal run of (1 + B_noise(s)/B) steps, so the
-critical batch is the mean over steps of the ratio (McCandlish et al. 2018). The ratio of sums over a whole run
-is not: |G|^2 falls 50-fold on the way, and the first steps would decide it.
+critical batch is the mean over steps of the ratio (McCandlish et al. 2018). The ratio of sums over a whole
+run is not: |G|^2 falls 50-fold on the way, and the first steps would decide it.
 
 Estimates of |G|^2 are unbiased but noisy, most of all where the batch is small, and may be negative:
 
@@ -79,7 +79,7 @@ def run_scale(values: Sequence[Measured]) -> RunScale | None:
 
 def windows(values: Sequence[Measured]) -> list[Window]:
     """Cut a run into windows; a rest that cannot stand alone belongs to the last of them."""
-    noise = _noise([each.gradient for each in values]), _noise([each.spread for each in values])
+    noise = _noise(values)
     groups: list[list[Measured]] = []
     current: list[Measured] = []
     for each in values:
@@ -95,13 +95,22 @@ def windows(values: Sequence[Measured]) -> list[Window]:
     return [window for window in found if window is not None]
 
 
-def _noise(values: Sequence[float]) -> float:
-    """The standard deviation of one value around a slow trend, from the distances of neighbors."""
-    distances = [abs(second - first) for first, second in pairwise(values)]
-    return statistics.median(distances) / MEDIAN if distances else 0.0
+class _Noise(NamedTuple):
+    """The standard deviations of one evaluation's estimates, in units of tr(S): both grow with it."""
+
+    gradient: float
+    spread: float
 
 
-def _window(group: Sequence[Measured], noise: tuple[float, float]) -> Window | None:
+def _noise(values: Sequence[Measured]) -> _Noise:
+    """From the distances of neighbors, between which the truth hardly changes; robust against the start."""
+    around = [(one, other, (one.spread + other.spread) / 2) for one, other in pairwise(values)]
+    gradients = [abs(one.gradient - other.gradient) / level for one, other, level in around if level > 0]
+    spreads = [abs(one.spread - other.spread) / level for one, other, level in around if level > 0]
+    return _Noise(*(statistics.median(each) / MEDIAN if each else 0.0 for each in (gradients, spreads)))
+
+
+def _window(group: Sequence[Measured], noise: _Noise) -> Window | None:
     """The window of these evaluations; None if they are too few, or too noisy."""
     if len(group) < FEWEST:
         return None
@@ -109,9 +118,9 @@ def _window(group: Sequence[Measured], noise: tuple[float, float]) -> Window | N
     gradient = math.fsum(each.steps * each.gradient for each in group) / steps
     spread = math.fsum(each.steps * each.spread for each in group) / steps
     root = math.sqrt(len(group))
-    if spread <= 0 or gradient <= 0 or gradient < CLEAR * noise[0] / root:
+    if spread <= 0 or gradient <= 0 or gradient < CLEAR * noise.gradient * spread / root:
         return None
     # the two estimates err in opposite directions, so their relative errors add up
-    error = (noise[0] / gradient + noise[1] / spread) / root
+    error = (noise.gradient * spread / gradient + noise.spread) / root
     middle = (group[0].samples + group[-1].samples) // 2
     return Window(middle, steps, spread / gradient, error)
