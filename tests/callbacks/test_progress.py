@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from manyhands.callbacks.progress import ProgressBar, ProgressLines, efficiency, headline, share, where
+from manyhands.core import environment
 from manyhands.records.record import OneWorker, Start, StepRecord
 from manyhands.records.spec import RunSpec
 
@@ -25,11 +26,45 @@ def start(workers: int, one: OneWorker | None) -> Start:
     [
         (None, ""),
         (OneWorker(100.0, 1), "96 % of 2x"),
-        (OneWorker(160.0, 2), "1.20x 1 worker of 2 threads"),
+        (OneWorker(160.0, 2), "1.20x one worker with 2 threads"),
     ],
 )
 def test_efficiency_is_against_a_worker_with_as_many_threads(one: OneWorker | None, text: str) -> None:
     assert efficiency(start(2, one), 192.0) == text
+
+
+SLOW = "speed-up implausible: the baseline was slow"
+
+
+@pytest.mark.parametrize(
+    ("workers", "one", "cores", "text"),
+    [
+        (2, OneWorker(75.0, 1), 2, "128 % of 2x"),  # may be noise
+        (2, OneWorker(40.5, 1), 2, SLOW),  # was: 237 % of 2x
+        (2, OneWorker(20.0, 2), 2, SLOW),  # was: 9.60x 1 worker of 2 threads
+        (4, OneWorker(60.0, 1), 4, "80 % of 4x"),
+        (4, OneWorker(60.0, 1), 2, SLOW),  # four workers on two cores
+        (4, OneWorker(60.0, 1), None, "80 % of 4x"),  # perhaps on several machines
+        (2, OneWorker(0.0, 1), 2, ""),
+    ],
+)
+def test_what_the_cores_cannot_give_is_not_shown(
+    workers: int, one: OneWorker, cores: int | None, text: str
+) -> None:
+    assert efficiency(start(workers, one), 192.0, cores) == text
+
+
+@pytest.mark.parametrize(("launcher", "shown"), [("local", SLOW), ("env", "80 % of 4x")])
+def test_lines_count_the_cores_where_all_workers_are_here(
+    launcher: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "cores", lambda: 2)
+    begun = start(4, OneWorker(60.0, 1))
+    lines = ProgressLines()
+    lines.least = 0.0
+    lines.on_start(replace(begun, spec=begun.spec.replace(launcher=launcher)))
+    lines.on_step(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, {"forward": 1.0}, 0.8, 0.4))
+    assert f"192 images/s · {shown}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_lines_tell_rate_efficiency_and_communication(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ from rich.table import Column
 from rich.text import Text
 
 from manyhands.callbacks.base import Callback
-from manyhands.core import formatting
+from manyhands.core import environment, formatting, plausible
+from manyhands.core.registry.launchers import LAUNCHERS
+from manyhands.core.statistics import measured, ratio
 from manyhands.records.phases import training_phases
 from manyhands.records.record import RunRecord, Start, StepRecord
 
@@ -69,15 +71,28 @@ def summary(record: RunRecord) -> list[str]:
     ]
 
 
-def efficiency(start: Start, rate: float) -> str:
-    """`96 % of 2x`, against the last run of one worker with as many threads; else the plain ratio."""
+def efficiency(start: Start, rate: float, cores: int | None = None) -> str:
+    """`96 % of 2x`, against the last run of one worker with as many threads; else the plain ratio.
+
+    That run may be of a day on which the machine was busy: what is more than the cores can give is not shown.
+    """
     one = start.one_worker
-    if one is None:
+    if one is None or min(rate, one.samples_per_second) <= 0:
         return ""
+    speed_up = ratio(measured([rate]), measured([one.samples_per_second]))
+    limit = plausible.limit(start.spec.workers, start.threads, cores=cores, device=start.device)
+    if plausible.implausible(speed_up, limit):
+        return plausible.SLOW_BASELINE
     if one.threads != start.threads:
-        return f"{rate / one.samples_per_second:.2f}x 1 worker of {formatting.plural(one.threads, 'thread')}"
+        return f"{speed_up.median:.2f}x one worker with {formatting.plural(one.threads, 'thread')}"
     workers = start.spec.workers
-    return f"{formatting.percent(rate / (workers * one.samples_per_second))} of {workers}x"
+    return f"{formatting.percent(speed_up.median / workers)} of {workers}x"
+
+
+def _cores(start: Start) -> int | None:
+    """The cores that all workers share; None if some may be on other machines, whose cores nobody counted."""
+    row = LAUNCHERS.get(start.spec.launcher)
+    return environment.cores() if row is not None and (row.one_machine or row.in_process) else None
 
 
 def share(start: Start, now: Start | StepRecord) -> float:
@@ -105,6 +120,7 @@ class _Rate:
 
     def __init__(self, start: Start) -> None:
         self.start, self.began = start, time.monotonic()
+        self._cores = _cores(start)
         self._exchanging = self._all = 0.0
 
     def note(self, step: StepRecord) -> None:
@@ -118,7 +134,7 @@ class _Rate:
     def facts(self, step: StepRecord, unit: str) -> list[str]:
         """The rate; the efficiency and the share of communication, where there are any."""
         rate = self.per_second(step)
-        found = [formatting.rate(rate, unit), efficiency(self.start, rate)]
+        found = [formatting.rate(rate, unit), efficiency(self.start, rate, self._cores)]
         spec = self.start.spec
         if spec.workers > 1 and not spec.servers and self._all > 0:  # a server's time says nothing of theirs
             found.append(f"comm {formatting.percent(self._exchanging / self._all)}")

@@ -153,8 +153,8 @@ def _group(cell: Cell) -> str:
         formatting.plural(spec.threads, "thread") if spec.threads else "",
         spec.recipe or "",
         *(f"{name} {value}" for name, value in options.items()),
-        *(formatting.plural(value, name) for name, value in limits if value is not None),
-        "" if cell.timed else "not timed",
+        *(formatting.plural(value, name) for name, value in limits if value is not None and not cell.paired),
+        "speed in pairs" if cell.paired else "" if cell.timed else "not timed",
     ]
     return " · ".join(part for part in parts if part)
 
