@@ -18,7 +18,7 @@ from manyhands.core.statistics import NOISY, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Results, Without
-from manyhands.study.table_layout import TaskTable, Row, bracketed, draw
+from manyhands.study.table_layout import Row, TaskTable, bracketed, draw
 
 Together = Mapping[tuple[str, Key], str]  # by task and cell: rows with the same text belong together
 _NONE: Together = MappingProxyType({})
