@@ -7,8 +7,17 @@ import random
 
 import pytest
 
-from manyhands.analysis import pairs
-from manyhands.analysis.pairs import ERROR, LOOKS, SPENT, compare, compared, decide, lanes, level, speed
+from manyhands.analysis.pairs import (
+    ERROR,
+    LOOKS,
+    SPENT,
+    cell_speed,
+    compare_cells,
+    compared,
+    decide,
+    lanes,
+    level,
+)
 from manyhands.records.study_results import Block
 from manyhands.testing.blocks import BASELINE, Machine, Measure, drifting, paired_study
 
@@ -30,7 +39,7 @@ def blocks(
 
 def test_a_steady_drift_cancels():
     made = blocks(*[{"a": 180.0, "b": 150.0}] * 4, drift=0.05)  # 5 % per block
-    found = compare(made, "a", "b")
+    found = compare_cells(made, "a", "b")
     assert found is not None
     assert found.ratio.median == pytest.approx(1.2, rel=0.06)
     assert found.rounds == 4
@@ -40,19 +49,19 @@ def test_a_steady_drift_cancels():
 
 def test_the_baseline_is_compared_like_any_other_cell():
     made = blocks(*[{"a": 150.0}] * 3)
-    over, under = compare(made, "a", BASELINE), compare(made, BASELINE, "a")
+    over, under = compare_cells(made, "a", BASELINE), compare_cells(made, BASELINE, "a")
     assert over is not None
     assert under is not None
     assert over.ratio.median == pytest.approx(1.5)
     assert under.ratio.median == pytest.approx(1 / 1.5)
     assert over.ratio.low == pytest.approx(1 / under.ratio.high)
-    itself = compare(made, "a", "a")
+    itself = compare_cells(made, "a", "a")
     assert itself is not None
     assert (itself.ratio[:3], itself.apart) == ((1.0, 1.0, 1.0), False)
 
 
 def test_one_round_has_an_interval():
-    found = compare(blocks({"a": 150.0}), "a", BASELINE)
+    found = compare_cells(blocks({"a": 150.0}), "a", BASELINE)
     assert found is not None
     assert found.ratio.low < 1.4 < 1.6 < found.ratio.high
     assert found.spread == pytest.approx(0.04)
@@ -60,7 +69,7 @@ def test_one_round_has_an_interval():
 
 def test_only_rounds_that_both_have_are_compared():
     made = blocks({"a": 150.0, "b": 100.0}, {"a": 150.0, "b": 100.0}, {"a": 150.0, "b": 100.0}, {"a": 999.0})
-    found = compare(made, "a", "b")
+    found = compare_cells(made, "a", "b")
     assert found is not None
     assert (found.rounds, found.ratio.median) == (3, pytest.approx(1.5))
 
@@ -69,8 +78,8 @@ def test_a_block_that_lost_its_neighbor_has_no_value():
     cut = blocks({"a": 150.0, "b": 120.0})[:4]  # B a B b: interrupted before the last baseline block
     (lane,) = lanes(cut)
     assert set(lane.values) == {"a"}
-    assert compare(cut, "a", "b") is None
-    assert compare(cut, "a", "unknown") is None
+    assert compare_cells(cut, "a", "b") is None
+    assert compare_cells(cut, "a", "unknown") is None
 
 
 def test_blocks_of_two_sessions_are_no_neighbors():
@@ -83,7 +92,7 @@ def test_tasks_have_lanes_of_their_own():
     other = [block._replace(cell="other " + block.cell) for block in blocks({"a": 300.0})]
     found = lanes([*blocks({"a": 150.0}), *other])
     assert [lane.baseline for lane in found] == [BASELINE, "other " + BASELINE]
-    assert compare([*blocks({"a": 150.0}), *other], "a", "other a") is None
+    assert compare_cells([*blocks({"a": 150.0}), *other], "a", "other a") is None
 
 
 def test_told_apart_means_that_the_interval_excludes_equality():
@@ -159,7 +168,7 @@ def test_one_slow_spell_does_not_hide_a_difference():
     values = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0]
     rounds = [{"a": 165.0 * value, "b": 150.0 / value} for value in values]
     rounds[3] = {"a": 165.0 * 0.7, "b": 150.0}  # something else ran meanwhile
-    found = compare(blocks(*rounds), "a", "b")
+    found = compare_cells(blocks(*rounds), "a", "b")
     assert found is not None
     assert found.apart
     assert found.ratio.median == pytest.approx(1.1, rel=0.04)
@@ -167,17 +176,17 @@ def test_one_slow_spell_does_not_hide_a_difference():
 
 def test_a_speed_is_as_uncertain_as_a_visit_to_the_machine():
     made = blocks(*[{"a": 150.0}] * 12)
-    one, base = speed(made, "a"), speed(made, BASELINE)
+    one, base = cell_speed(made, "a"), cell_speed(made, BASELINE)
     assert one is not None
     assert base is not None
     assert (one.median, base.median) == (pytest.approx(150.0), pytest.approx(100.0))
     assert base.high / base.median > 1.05  # twelve quiet rounds in a row are one visit
     assert one.high / one.median >= base.high / base.median
     twice = [*made, *blocks(*[{"a": 150.0}] * 12, session=1)]
-    again = speed(twice, BASELINE)
+    again = cell_speed(twice, BASELINE)
     assert again is not None
     assert again.high < base.high
-    assert speed(made, "unknown") is None
+    assert cell_speed(made, "unknown") is None
 
 
 @pytest.mark.parametrize("equal", [2, 5])
@@ -217,7 +226,7 @@ def test_the_interval_of_a_ratio_holds_the_truth(rounds: int, noise: float):
     speeds = {BASELINE: 100.0, "a": 170.0, "b": 150.0, "c": 120.0}
     for _ in range(200):
         measure = drifting(speeds, machine, chance)
-        found = pairs.compare(_rounds(measure, ["a", "b", "c"], rounds), "a", "b")
+        found = compare_cells(_rounds(measure, ["a", "b", "c"], rounds), "a", "b")
         assert found is not None
         held += found.ratio.low <= 170 / 150 <= found.ratio.high
     assert 0.90 <= held / 200 <= 1.0

@@ -28,7 +28,8 @@ from manyhands.core.statistics import (
     around,
     moderated,
 )
-from manyhands.records.study_results import Block
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Block, Results
 
 LOOKS = (3, 5, 8, 12, 17, 23)  # rounds after which cells may be eliminated
 SPENT = (0.004, 0.006, 0.007, 0.007, 0.007, 0.007)  # the error of each look; 0.012 is left for the end
@@ -135,14 +136,19 @@ def lane_of(blocks: Sequence[Block], *cells: str) -> Lane | None:
     return None
 
 
-def compare(blocks: Sequence[Block], one: str, other: str) -> Compared | None:
-    """How many times as fast cell `one` is as cell `other`; None if they have no common rounds."""
+def compare(results: Results, one: RunRecord, other: RunRecord) -> Compared | None:
+    """How many times as fast `one` is as `other`; None if they have no common rounds."""
+    return compare_cells(results.blocks, one.cell, other.cell) if one.cell and other.cell else None
+
+
+def compare_cells(blocks: Sequence[Block], one: str, other: str) -> Compared | None:
+    """The same for the keys of two cells."""
     lane = lane_of(blocks, one, other)
     return compared(lane, one, other) if lane else None
 
 
 def compared(lane: Lane, one: str, other: str) -> Compared | None:
-    """The same for the keys of two cells of a lane."""
+    """The same for two cells of a lane."""
     if one == other:
         return Compared(Summary(1.0, 1.0, 1.0, lane.rounds), lane.rounds, 0.0, apart=False)
     logs, usual = lane.difference(one, other), lane.usual(one, other)
@@ -168,8 +174,13 @@ def level(rounds: int, most: int) -> float:
     return next((error for look, error in spent if look >= rounds), SPENT[-1])
 
 
-def speed(blocks: Sequence[Block], cell: str) -> Summary | None:
-    """Samples per second of a paired cell.
+def speed(results: Results, record: RunRecord) -> Summary | None:
+    """Samples per second of a paired cell; None if it has no blocks."""
+    return cell_speed(results.blocks, record.cell) if record.cell else None
+
+
+def cell_speed(blocks: Sequence[Block], cell: str) -> Summary | None:
+    """The same for the key of a cell.
 
     The rounds follow each other within minutes, in which the machine may be slow or fast as a whole. So many
     rounds make a ratio more certain, but not a speed: its interval holds what another visit to the machine is
