@@ -35,19 +35,21 @@ def late(field: Field) -> str:
 
 def implausible(field: Field) -> str:
     """The speed-ups of which not even the lower end is possible: the baseline must have been slow."""
-    beyond = [each for each in field.points if each.speed_up and each.speed_up.low > _limit(each)]
+    hosts = len({host for record in field.records for host in record.hosts}) or 1
+    beyond = [each for each in field.points if each.speed_up and each.speed_up.low > _limit(each, hosts)]
     if not beyond:
         return ""
     worst = max(beyond, key=lambda each: each.speed_up.median if each.speed_up else 0.0)
     assert worst.speed_up is not None
-    cores = formatting.plural(_limit(worst), "core")
+    cores = formatting.plural(_limit(worst, hosts), "core")
     text = f"{worst.variant}, {worst.workers_text}: {between(worst.speed_up)} on {cores} is implausible"
     return f"{text}; the baseline was probably slow: measure again on an idle machine."
 
 
-def _limit(point: Point) -> int:
-    """The speed-up that the cores of one host allow; several hosts are left to core/plausible.py."""
-    return min(point.workers * point.threads, point.cores) if point.cores else point.workers * point.threads
+def _limit(point: Point, hosts: int) -> int:
+    """The speed-up that the cores allow, whoever has them."""
+    threads = point.workers * point.threads
+    return min(threads, hosts * point.cores) if point.cores else threads
 
 
 def measured(field: Field) -> str:

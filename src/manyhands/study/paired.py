@@ -74,7 +74,7 @@ def _threads(spec: RunSpec) -> int:
     return spec.ranks * (spec.threads or max(1, environment.cores() // spec.ranks))
 
 
-class Comparison:
+class PairedMeasurement:
     """The measurement of the cells of one task."""
 
     def __init__(
