@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from manyhands.callbacks.progress import ProgressLines, efficiency
+from manyhands.callbacks.progress import ProgressBar, ProgressLines, efficiency, headline, share, where
 from manyhands.core import environment
 from manyhands.records.record import OneWorker, Start, StepRecord
 from manyhands.records.spec import RunSpec
@@ -81,3 +83,78 @@ def test_one_worker_has_no_communication(capsys: pytest.CaptureFixture[str]) -> 
     lines.on_start(start(1, None))
     lines.on_step(StepRecord(1, 0, 192, 0.5, 0.1, 1.0, {"forward": 1.0}, 0.8, 0.4))
     assert "comm" not in capsys.readouterr().err.splitlines()[-1]
+
+
+def limited(seconds: float | None, epochs: float = 2.0) -> Start:
+    """2,000 samples in two epochs, and perhaps a limit of seconds."""
+    begun = start(1, None)
+    spec = begun.spec.replace(seconds=seconds, epochs=epochs)
+    return replace(begun, spec=spec, horizon=round(1000 * epochs))
+
+
+def after(samples: int, seconds: float) -> StepRecord:
+    return StepRecord(1, samples // 1000, samples, 0.5, 0.1, seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "done", "text"),
+    [
+        (None, after(500, 3.0), 0.25, "epoch 1/2"),
+        (60.0, after(500, 3.0), 0.25, "epoch 1/2"),  # the samples come to an end after 12 s
+        (60.0, after(100, 12.0), 0.2, "12/60 s"),  # it was `5 %` and `epoch 1/2`
+        (60.0, after(100, 6.0), 0.1, " 6/60 s"),
+        (60.0, after(300, 60.02), 1.0, "60/60 s"),  # the limit is seen after the step that passes it
+        (0.5, after(100, 0.25), 0.5, "  0/0.5 s"),
+    ],
+)
+def test_the_bar_counts_what_ends_the_run_first(
+    seconds: float | None, step: StepRecord, done: float, text: str
+) -> None:
+    begun = limited(seconds)
+    assert share(begun, step) == done
+    assert where(begun, step) == text
+
+
+def test_a_resumed_run_begins_where_it_was() -> None:
+    begun = replace(limited(60.0), step=7, samples=100, seconds=15.0)
+    assert share(begun, begun) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left"), [(60.0, "1 min 40 s left"), (None, "3 min 20 s left"), (1000.0, "3 min 20 s left")]
+)
+def test_time_left_is_that_of_the_nearer_limit(
+    seconds: float | None, left: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second of training took two on the clock, because of evaluations: the rest will too."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    lines = ProgressLines()
+    lines.least = 0.0
+    lines.on_start(limited(seconds))
+    clock[0] = 120.0
+    lines.on_step(replace(after(182, 10.0), metric=0.5))
+    assert capsys.readouterr().err.endswith(f"{left}\n")
+
+
+def test_a_line_is_there_before_the_run_starts_and_disappears() -> None:
+    shown = io.StringIO()
+    bar = ProgressBar(Console(file=shown, force_terminal=True, width=60))
+    bar.on_waiting("starting 2 workers for mnist-cnn ...")
+    assert "starting 2 workers for mnist-cnn ..." in shown.getvalue()
+    before = len(shown.getvalue())
+    bar.on_start(start(2, None))
+    assert "\x1b[2K" in shown.getvalue()[before:].split("mnist-cnn · ")[0], "erased, then the headline"
+    bar.close()
+
+
+def test_without_a_terminal_there_is_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a file or a pipe nobody waits, and bad input is answered in one line."""
+    ProgressLines().on_waiting("starting 2 workers for mnist-cnn ...")
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_strategy_changed_is_a_line_of_the_headline() -> None:
+    changed = replace(start(2, None), recipe_changes="momentum 0 instead of 0.9")
+    assert len(headline(changed)) == len(headline(start(2, None))) + 1
+    assert "allreduce changes the recipe: momentum 0 instead of 0.9 (" in headline(changed)[2]
