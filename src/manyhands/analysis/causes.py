@@ -130,7 +130,7 @@ def _servers(facts: Facts) -> str:
 
 
 def slowest(record: RunRecord) -> tuple[int, float, float]:
-    """The rank that takes longest for data and compute, and how much longer than the others, in seconds too."""
+    """The rank that takes longest for data and compute; how much longer, as a share and in seconds."""
     seconds = {
         rank: compute(phases) + phases.get("data", 0.0) for rank, phases in rank_phases(record).items()
     }
