@@ -18,7 +18,7 @@ from manyhands.core.statistics import NOISY, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Results, Without
-from manyhands.study.table_layout import Block, Row, bracketed, draw
+from manyhands.study.table_layout import Row, TaskTable, bracketed, draw
 
 Together = Mapping[tuple[str, Key], str]  # by task and cell: rows with the same text belong together
 _NONE: Together = MappingProxyType({})
@@ -26,7 +26,7 @@ _NONE: Together = MappingProxyType({})
 
 def blocks(
     records: Sequence[RunRecord], failed: Sequence[Without] = (), together: Together = _NONE
-) -> list[Block]:
+) -> list[TaskTable]:
     """Return a block for each task, in order of appearance; rows that belong together follow each other."""
     names = dict.fromkeys([*groups.tasks(records), *(without.cell.spec.task for without in failed)])
     found = []
@@ -45,7 +45,7 @@ def blocks(
             rows.append((_row(each, pairs[batch]), together.get((name, groups.key(each[0])), "")))
         one, _ = baselines(mine, name, None)
         lines = [*bracketed(_gathered(rows)), *map(_failed, lost)]
-        found.append(Block(name, _header(mine), lines, one.name if one else ""))
+        found.append(TaskTable(name, _header(mine), lines, one.name if one else ""))
     return found
 
 
