@@ -46,7 +46,7 @@ def test_a_study_that_went_well():
         "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256: 2.0x (1.9x to 2.1x) "
         "faster than one worker with one thread at batch 128 (97 % after 5.0 s against 10 s).",
         "It is 1.3x faster than plain threads, one worker with all 2 cores as threads (6.7 s).",
-        "More workers do not pay: 4 are 17 % slower than 2, for 4 workers share 2 cores.",
+        "More workers do not pay: 4 are 17 % slower than 2, where 4 workers share 2 cores.",
     ]
     assert found.advised is not None
     assert found.cheapest is not None

@@ -11,7 +11,7 @@ from manyhands.analysis.breakdown import STEP_PHASES, breakdown
 from manyhands.analysis.crossing import crossing
 from manyhands.analysis.groups import Key
 from manyhands.analysis.scaling import Baseline, Point, baselines, points
-from manyhands.analysis.verdicts import verdicts, word
+from manyhands.analysis.verdicts import of_runs, word
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
@@ -23,12 +23,12 @@ def rows(results: Results) -> list[dict[str, object]]:
     found: dict[tuple[str, int], Pair] = {}
     cells = _cells(results)
     made = []
-    for record in results.records:
+    for record, judged in zip(results.records, of_runs(results), strict=True):
         task, batch = groups.task_name(record), groups.batch(record)
         if (task, batch) not in found:
             found[task, batch] = baselines(results.records, task, batch, results.blocks)
         cell = cells.get((task, groups.key(record)))
-        made.append(_row(record, found[task, batch], cell, results.price))
+        made.append(_row(record, found[task, batch], cell, results.price, word(judged)))
     return made
 
 
@@ -53,7 +53,9 @@ def _cells(results: Results) -> dict[tuple[str, Key], _Told]:
     return found
 
 
-def _row(record: RunRecord, pair: Pair, cell: _Told | None, price: float | None) -> dict[str, object]:
+def _row(
+    record: RunRecord, pair: Pair, cell: _Told | None, price: float | None, verdict: str
+) -> dict[str, object]:
     return {
         **_cell(record),
         **_speed(record, pair, cell, price),
@@ -64,7 +66,7 @@ def _row(record: RunRecord, pair: Pair, cell: _Told | None, price: float | None)
         "noise_scale": record.noise.scale if record.noise else None,
         "machine_noise": record.machine_noise,
         "timed": record.timed,
-        "verdict": word(verdicts(record, *pair)),
+        "verdict": verdict,
         "message": record.message,
         "resumed": record.resumed,
         "host": record.environment.host,
