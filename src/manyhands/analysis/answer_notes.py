@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from manyhands.analysis.answer_field import Field
-from manyhands.analysis.scaling import Point
+from manyhands.analysis.comparisons import implausible_cells
 from manyhands.analysis.target import ToTarget
 from manyhands.core import formatting
 from manyhands.core.statistics import Summary
@@ -34,22 +34,12 @@ def late(field: Field) -> str:
 
 
 def implausible(field: Field) -> str:
-    """The speed-ups of which not even the lower end is possible: the baseline must have been slow."""
-    hosts = len({host for record in field.records for host in record.hosts}) or 1
-    beyond = [each for each in field.points if each.speed_up and each.speed_up.low > _limit(each, hosts)]
-    if not beyond:
+    """The largest of the speed-ups of which not even the lower end is possible."""
+    found = implausible_cells(field.results, field.task)
+    if not found:
         return ""
-    worst = max(beyond, key=lambda each: each.speed_up.median if each.speed_up else 0.0)
-    assert worst.speed_up is not None
-    cores = formatting.plural(_limit(worst, hosts), "core")
-    text = f"{worst.variant}, {worst.workers_text}: {between(worst.speed_up)} on {cores} is implausible"
-    return f"{text}; the baseline was probably slow: measure again on an idle machine."
-
-
-def _limit(point: Point, hosts: int) -> int:
-    """The speed-up that the cores allow, whoever has them."""
-    threads = point.workers * point.threads
-    return min(threads, hosts * point.cores) if point.cores else threads
+    worst = max(found, key=lambda each: each.speed_up.median)
+    return f"{worst.point.variant}, {worst.point.workers_text}: {worst.text}"
 
 
 def measured(field: Field) -> str:
