@@ -15,6 +15,7 @@ from manyhands.engine.context import RankContext
 from manyhands.engine.job import Job
 from manyhands.engine.loop import Trainer
 from manyhands.engine.position import Position
+from manyhands.engine.recipe import changes
 from manyhands.engine.timing.step_timer import timeline
 from manyhands.records.phases import PAUSED, Span, training_phases
 from manyhands.records.record import Evaluation, RunRecord, Start, Status, StepTimes, WorkShare
@@ -44,7 +45,13 @@ def describe_start(
     return Start(
         run=str(job.folder),
         spec=spec,
-        recipe_line=context.recipe.describe(context.update, context.feed.order.n, context.horizon),
+        recipe_line=context.recipe.describe(
+            context.update,
+            context.feed.order.n,
+            context.horizon,
+            where="" if context.update == spec.batch else f"for each update of {context.update:,}",
+        ),
+        recipe_changes=changes(spec, task),
         parameters=sum(parameter.numel() for parameter in context.worker.model.parameters()),
         unit=task.unit,
         train_samples=len(task.train),
@@ -68,7 +75,7 @@ def report_rank(
     hardware.synchronize()  # work that the device still has to do is a part of the run
     peak = hardware.most()
     return RankReport(
-        phases={name: spent for name, spent in context.clock.stopped().items() if name != PAUSED},
+        phases=_phases(context.clock.stopped(), trainer.pauses.seconds_missed),
         peak_memory=peak,
         memory=training_memory or peak,
         host_memory=environment.peak_memory(),
@@ -78,6 +85,13 @@ def report_rank(
         samples_per_second=step_timer.samples_per_second,
         traced=step_timer.traced,
     )
+
+
+def _phases(spent: dict[str, float], missed: float) -> dict[str, float]:
+    """Seconds by phase without pauses, also those that a rank without steps took for waiting."""
+    running = {name: seconds for name, seconds in spent.items() if name != PAUSED}
+    idle = max(training_phases(running), key=running.__getitem__)
+    return {**running, idle: max(0.0, running[idle] - missed)}
 
 
 def make_record(
@@ -107,7 +121,7 @@ def make_record(
         message=message,
         spec=start.spec,
         recipe=context.recipe.to_dict(),
-        recipe_line=start.recipe_line,
+        recipe_line=start.whole_recipe,
         parameters=start.parameters,
         unit=start.unit,
         train_samples=start.train_samples,
