@@ -172,6 +172,7 @@ def figure(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
         only = "only" if len(drawn.panels) == 1 else ""
         wide = "wide" if panel.wide else ""
         title = f"<h3>{text(panel.title)}</h3>" if panel.title else ""
+        title += f'<p class="note">{text(panel.note)}</p>' if panel.note else ""
         height = panel.height if not panel.step else panel.step * len(_bands(panel.data["rows"])) + 40
         panels.append(
             f'<div class="panel {wide} {only}">{title}'
