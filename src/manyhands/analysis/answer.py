@@ -28,6 +28,7 @@ class Answer(NamedTuple):
     advised: ToTarget | Point | None  # the simplest of those that are not told apart from the fastest
     cheapest: ToTarget | Point | None
     lines: list[str]  # the sentences of the text
+    winners: list[ToTarget | Point]  # the fastest, and those that are not told apart from it
 
 
 class _Field(NamedTuple):
@@ -87,6 +88,7 @@ def _answer(results: Results, task: str) -> Answer:
         field.best.cell if field.candidates else None,
         cheapest.cell if cheapest else None,
         lines,
+        [each.cell for each in field.winners] if field.candidates else [],
     )
 
 

@@ -1,8 +1,12 @@
-"""The analyses of one study, each computed once for all charts, tables and sentences."""
+"""The analyses of one study, each computed once for all charts, tables and sentences.
+
+Who is ahead is decided here only: no chart looks for a winner of its own, so no two sections disagree.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 
 from manyhands.analysis import (
@@ -20,6 +24,7 @@ from manyhands.analysis import (
 from manyhands.analysis.rows import rows as flat_rows
 from manyhands.analysis.verdicts import Verdict, study_verdicts
 from manyhands.core.registry.strategies import ONE_WORKER
+from manyhands.core.statistics import ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 from manyhands.report import palette
@@ -102,6 +107,32 @@ class Findings:
     @cached_property
     def rows(self) -> list[dict[str, object]]:
         return flat_rows(self.results)
+
+    def answer_for(self, task: str) -> answer.Answer | None:
+        """The answer of a task."""
+        return next((each for each in self.answers if each.task == task), None)
+
+    def winners(self, task: str) -> list[target.ToTarget | scaling.Point]:
+        """The fastest cell of a task and those that are not told apart from it, as the answer has them."""
+        found = self.answer_for(task)
+        return found.winners if found else []
+
+    def compared(self, task: str) -> list[target.ToTarget]:
+        """The cells with the most common target: seconds to different targets cannot be compared."""
+        mine = [each for each in self.to_target if each.task == task]
+        targets = [each.target for each in mine]
+        usual = max(targets, key=lambda value: (targets.count(value), value), default=None)
+        return [each for each in mine if each.target == usual]
+
+    def fastest(self, cells: Sequence[scaling.Point]) -> list[scaling.Point]:
+        """The cell with the highest throughput and those that are not told apart from it, fastest first."""
+        ordered = sorted(cells, key=lambda each: -each.throughput.median)
+        return [each for each in ordered if ratio(ordered[0].throughput, each.throughput).low <= 1]
+
+    @cached_property
+    def run(self) -> RunRecord | None:
+        """The only run, if there is one; then there is nothing to compare."""
+        return self.records[0] if len(self.records) == 1 and not self.results.command else None
 
     def shown_batch(self, task: str) -> int | None:
         """The batch at which strategies are compared: the one most of them were timed at."""

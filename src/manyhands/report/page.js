@@ -54,6 +54,7 @@
       for (const channel of ["color", "shape", "strokeDash"]) {
         const { field, scale, legend } = encoding[channel] || {};
         if (!field || legend === null || !Array.isArray(scale?.domain)) continue;
+        encoding[channel].legend = null; // not also by Vega
         if (!found.has(field)) found.set(field, { title: legend?.title || "", names: scale.domain, lines });
         found.get(field)[channel] = scale.range;
       }
@@ -99,8 +100,12 @@
   };
   const wrapBands = (spec, band, names, width) => {
     const most = Math.max(14, Math.floor(0.4 * width / 6));
-    const lines = names.map((name) => wrapped(name, most));
-    const high = Math.max(...lines.map((each) => each.length));
+    const high = Math.max(...names.map((name) => wrapped(name, most).length));
+    const lines = names.map((name) => { // all as high as the highest, as far as they can be: Vega centers first lines
+      let found = wrapped(name, most);
+      for (let room = most; room > 0 && found.length < high; room -= 1) found = wrapped(name, room);
+      return found.length > high ? wrapped(name, most) : found;
+    });
     if (high > 1) {
       const shown = Object.fromEntries(names.map((name, k) => [name, [...lines[k], ...Array(high - lines[k].length).fill("")]]));
       const axis = { labelExpr: `${JSON.stringify(shown)}[datum.label]`, labelOffset: -6.5 * (high - 1), labelLineHeight: 13 };
