@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,7 +64,8 @@ def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[s
         names = {name: f"{name}{number}" for name in panel.data}
         data |= {names[name]: rows for name, rows in panel.data.items()}
         width = 900 if panel.wide else 420
-        title = alt.TitleParams(panel.title or " ", subtitle=panel.note or alt.Undefined)
+        lines = textwrap.wrap(panel.note, width // 6)
+        title = alt.TitleParams(panel.title or " ", subtitle=lines or alt.Undefined)
         views.append(_renamed(panel.chart(width).properties(title=title), names))
     wide = any(panel.wide for panel in figure.panels)
     chart = alt.concat(*views, columns=1 if wide else min(2, len(views)), spacing=36)
@@ -71,7 +73,7 @@ def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[s
     look = palette.config()
     look["padding"] = 14
     rooms = [(_legend(panel.view), 900 if panel.wide else 420) for panel in figure.panels]
-    look["legend"]["columns"] = min(fitting_columns(names, room) for names, room in rooms)
+    look["legend"]["columns"] = min((fitting_columns(*each) for each in rooms if len(each[0]) > 1), default=1)
     chart = chart.properties(config=look)
     if heading:
         chart = chart.properties(title=alt.TitleParams(heading, fontSize=17, offset=16))

@@ -17,12 +17,13 @@ from manyhands.analysis import (
     generalization,
     groups,
     noise_scale,
+    pairs,
     regimes,
     scaling,
     target,
 )
 from manyhands.analysis.rows import rows as flat_rows
-from manyhands.analysis.verdicts import Verdict, study_verdicts
+from manyhands.analysis.verdicts import Verdict, study_verdicts, verdicts
 from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.core.statistics import ratio
 from manyhands.records.record import RunRecord
@@ -59,6 +60,16 @@ class Findings:
     def by_run(self) -> dict[str, RunRecord]:
         """Records by run folder."""
         return {record.run: record for record in self.records}
+
+    @cached_property
+    def by_cell(self) -> dict[str, RunRecord]:
+        """Records by the key of their cell."""
+        return {record.cell: record for record in self.records if record.cell is not None}
+
+    @cached_property
+    def lanes(self) -> list[pairs.Lane]:
+        """The cells that were measured in pairs, by baseline."""
+        return pairs.lanes(self.results.blocks)
 
     @cached_property
     def curves(self) -> list[scaling.Curve]:
@@ -102,7 +113,7 @@ class Findings:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        return study_verdicts(self.results)
+        return verdicts(self.run, None) if self.run else study_verdicts(self.results)
 
     @cached_property
     def rows(self) -> list[dict[str, object]]:
@@ -127,7 +138,27 @@ class Findings:
     def fastest(self, cells: Sequence[scaling.Point]) -> list[scaling.Point]:
         """The cell with the highest throughput and those that are not told apart from it, fastest first."""
         ordered = sorted(cells, key=lambda each: -each.throughput.median)
-        return [each for each in ordered if ratio(ordered[0].throughput, each.throughput).low <= 1]
+        return [each for each in ordered if each is ordered[0] or not self._slower(each, ordered[0])]
+
+    def _slower(self, one: scaling.Point, other: scaling.Point) -> bool:
+        """Whether one is told apart from a faster one: by paired rounds, or else by their intervals."""
+        records = [self.by_run.get(cell.runs[0]) for cell in (one, other) if cell.runs]
+        if len(records) == 2 and records[0] is not None and records[1] is not None:
+            found = pairs.compare(self.results, records[0], records[1])
+            if found is not None:
+                return found.apart
+        return ratio(other.throughput, one.throughput).low > 1
+
+    def lane_leaders(self, lane: pairs.Lane) -> set[str]:
+        """The fastest cells of a lane that are not told apart; the baseline takes part."""
+        ratios = {
+            cell: found.ratio.median
+            for cell in (lane.baseline, *lane.values)
+            if (found := pairs.compared(lane, cell, lane.baseline))
+        }
+        first = max(ratios, key=lambda cell: ratios[cell])
+        others = ((cell, pairs.compared(lane, first, cell)) for cell in ratios)
+        return {cell for cell, found in others if found is None or not found.apart}
 
     @cached_property
     def run(self) -> RunRecord | None:

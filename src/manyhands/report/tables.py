@@ -72,14 +72,12 @@ COLUMNS = (
     Column("batch", _as("batch", ",.0f"), setting=True),
     Column("samples/s", _as("throughput", ",.0f")),
     Column("speed-up", _as("speed_up", ".2f")),
-    Column("efficiency %", _times("efficiency", 100, ".0f")),
     Column("seconds to target", _seconds),
     Column("steps to target", _as("target_steps", ",.0f")),
     Column("metric at the end", _score),
     Column("ms per step", _times("step_seconds", 1000, ",.2f")),
-    Column("MB per step", _times("bytes_per_step", 1e-6, ",.2f")),
     Column("memory MB", _times("memory", 1e-6, ",.0f")),
-    Column("recipe", _text("recipe"), number=False, setting=True),
+    Column("recipe", _text("recipe"), number=False, setting=True, kind="wrap"),
     Column("lr", _as("lr", ".4g"), setting=True),
     Column("seed", _as("seed", ".0f"), setting=True),
     Column("verdict", _text("verdict"), number=False, kind="wrap"),
@@ -88,7 +86,8 @@ COLUMNS = (
 
 def _split(rows: list[Row]) -> tuple[list[Column], list[Column]]:
     """The columns of the table, and those that are said once because all runs have the same value."""
-    kept, same = [], []
+    kept: list[Column] = []
+    same: list[Column] = []
     for column in COLUMNS:
         texts = {column.show(row) for row in rows}
         if texts <= {"–", "", "0.00"}:
@@ -100,6 +99,8 @@ def _split(rows: list[Row]) -> tuple[list[Column], list[Column]]:
 def runs(findings: Findings, link: Callable[[str], str]) -> str:
     """Return the section with the first thousand runs; all runs are in results.csv."""
     rows = findings.rows[:MOST]
+    if findings.run is not None:
+        return _one(rows[0], link)
     shown, same = _split(rows)
     head = "".join(
         f'<th scope="col"{_kind(column)}><button type="button">{escape(column.heading)}</button></th>'
@@ -124,6 +125,26 @@ def runs(findings: Findings, link: Callable[[str], str]) -> str:
     )
 
 
+def _one(row: Row, link: Callable[[str], str]) -> str:
+    """The numbers of a single run, below each other."""
+    pairs = [(column.heading, column.show(row)) for column in COLUMNS]
+    shown = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs if value not in ("–", "")
+    )
+    return (
+        f'<section id="runs"><h2>Numbers</h2><dl>{shown}<dt>run</dt><dd>{_way(row, link)}</dd></dl>'
+        '<p class="reading">More are in <a href="results.csv">results.csv</a>.</p></section>'
+    )
+
+
+def _way(row: Row, link: Callable[[str], str]) -> str:
+    """The name of the run without its task, which has a column; a link to its result."""
+    run = str(row["run"])
+    name = run.rstrip("/").rpartition("/")[2]
+    short = name.removeprefix(f"{str(row['task']).partition(' ')[0]}-")
+    return f'<a href="{escape(link(run), quote=True)}" title="{escape(name, quote=True)}">{escape(short)}</a>'
+
+
 def _kind(column: Column) -> str:
     kind = "n" if column.number else column.kind
     return f' class="{kind}"' if kind else ""
@@ -131,9 +152,6 @@ def _kind(column: Column) -> str:
 
 def _line(row: Row, shown: list[Column], link: Callable[[str], str]) -> str:
     cells = "".join(f"<td{_kind(column)}>{escape(column.show(row))}</td>" for column in shown)
-    run = str(row["run"])
-    name = escape(run.rstrip("/").rpartition("/")[2])
     bad = ' class="bad"' if row.get("status") in ("diverged", "interrupted") else ""
     variant = escape(str(row["variant"]), quote=True)
-    way = f'<a href="{escape(link(run), quote=True)}">{name}</a>'
-    return f'<tr{bad} data-variant="{variant}">{cells}<td>{way}</td></tr>'
+    return f'<tr{bad} data-variant="{variant}">{cells}<td>{_way(row, link)}</td></tr>'

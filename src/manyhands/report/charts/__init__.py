@@ -8,6 +8,7 @@ from manyhands.report.charts import (
     generalization,
     learning,
     machine,
+    pairs,
     regimes,
     scaling,
     step,
@@ -22,6 +23,12 @@ OPENING = Chart(
     "One bar per strategy, with the number of workers and the batch at which it is best.",
     best.figure,
 )
+CURVES = Chart(
+    "curves",
+    "Learning curves",
+    "One line per run. Early points far below the target may lie outside of the chart.",
+    learning.figure,
+)
 CHARTS = (
     OPENING,
     Chart(
@@ -35,6 +42,12 @@ CHARTS = (
         "Time to the target",
         "The darker a cell, the sooner the target was reached. A dash: not reached; a dot: not timed.",
         target.figure,
+    ),
+    Chart(
+        "how-sure",
+        "How sure",
+        "Each round measured a cell and the baseline next to each other, so that their ratio does not drift.",
+        pairs.figure,
     ),
     Chart(
         "breakdown",
@@ -60,12 +73,7 @@ CHARTS = (
         "The metric of runs that trained to their end. Bars: 95 % intervals, where there are several seeds.",
         generalization.figure,
     ),
-    Chart(
-        "curves",
-        "Learning curves",
-        "One line per run. Early points far below the target may lie outside of the chart.",
-        learning.figure,
-    ),
+    CURVES,
     Chart(
         "staleness",
         "Staleness",

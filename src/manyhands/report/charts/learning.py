@@ -145,7 +145,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
     )
     y = alt.Y(
         f"{measure}:Q",
-        title=f"test {name}" if measure == "metric" else "test loss",
+        title=f"test {name}" if measure == "metric" else "loss" if findings.run else "test loss",
         scale=scale,
         axis=alt.Axis(format=".0%" if percent else "~g", tickCount=5),
     )

@@ -120,7 +120,7 @@ def _lost(findings: Findings, task: str, shown: list[Breakdown]) -> str:
     share, phase, name = worst
     if share < 0.05:
         return f"{task}: no strategy loses more than 5 % of its step to communication, waiting or data."
-    words = {"wait": "waiting for others", "data": "waiting for data", "other": "what was not timed apart"}
+    words = {"wait": "waiting for others", "data": "waiting for data", "other": "other things"}
     most = ", more than any other" if len(shown) > 1 else ""
     return (
         f"{task}: {name} spends {formatting.percent(share)} of its step on {words.get(phase, phase)}{most}."

@@ -23,7 +23,7 @@ def figure(findings: Findings) -> Figure | None:
     for task in findings.tasks:
         mine = findings.compared(task)
         timed = [each for each in mine if each.best_seconds is not None]
-        if not timed:
+        if not timed or len(mine) < 2:
             continue
         batches = _kept_batches(mine)
         seen = [each for each in mine if each.batch in batches]
