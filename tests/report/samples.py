@@ -309,6 +309,38 @@ def paired(folder: Path, rounds: int = 6, noise: float = 0.02) -> Results:
     return Results(folder, "paired", "Ten in pairs", command=command, records=records, blocks=blocks)
 
 
+def ten(folder: Path) -> Results:
+    """Eleven variants on a machine that is fast: times in milliseconds, clocks that do not start together."""
+    records = []
+    ways = [("single", 1, {}, 1.0, 1), ("single", 1, {}, 1.5, 2)]
+    ways += [(*way[:3], way[3], 1) for way in TEN] + [("average", 4, {"every": 64}, 1.2, 1)]
+    for strategy, workers, options, gain, threads in ways:
+        rate = 150_000.0 * gain
+        step = 128 / rate
+        lines = parallel(workers + (strategy == "server"), phases(strategy, step, 0.2, "wait"))
+        if strategy in ("hogwild", "average"):  # the second worker was traced 25 ms later
+            lines[1] = [Span(phase, begin + 0.025, end + 0.025) for phase, begin, end in lines[1]]
+
+        made = record(
+            **{"task": "digits-mlp", "strategy": strategy, "workers": workers, "strategy_options": options},
+            **{"rate": rate, "threads": threads, "steps_to_target": 400, "timeline": lines},
+            traffic=[{"barrier": {"calls": 1.0, "bytes": 4.0, "seconds": 0.0}}]
+            if strategy == "single"
+            else [{"send": {"calls": 9.0, "bytes": 9e8, "seconds": 0.1}}] * len(lines),
+        )
+        records.append(made.model_copy(update={"run": f"{folder}/{made.spec.name}"}))
+    times = [0.200, 0.150, 0.201, 0.260, 0.205, 0.170, 0.204, 0.203]
+    calibrations = [Calibration(f"2026-11-16T10:0{k}:00.000+00:00", each) for k, each in enumerate(times)]
+    also = paired(folder)
+    return Results(
+        *(folder, "ten", "Eleven variants"),
+        command=["manyhands", "study", "ten"],
+        records=[*records, *also.records],
+        blocks=also.blocks,
+        calibrations=calibrations,
+    )
+
+
 def many(folder: Path, number: int = 2_000) -> Results:
     """So many records, over more batches, repeats and strategies than anybody runs."""
     records: list[RunRecord] = []

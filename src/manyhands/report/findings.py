@@ -73,15 +73,16 @@ class Findings:
 
     @cached_property
     def curves(self) -> list[scaling.Curve]:
-        return scaling.curves(self.records, self.results.price)
+        return scaling.curves(self.records, self.results.price, self.results.blocks)
 
     @cached_property
     def points(self) -> dict[str, list[scaling.Point]]:
-        return {task: scaling.points(self.records, task, self.results.price) for task in self.tasks}
+        price, blocks = self.results.price, self.results.blocks
+        return {task: scaling.points(self.records, task, price, blocks) for task in self.tasks}
 
     @cached_property
     def to_target(self) -> list[target.ToTarget]:
-        return target.to_target(self.records, self.results.price)
+        return target.to_target(self.records, self.results.price, self.results.blocks)
 
     @cached_property
     def regimes(self) -> list[regimes.Regimes]:
@@ -142,11 +143,8 @@ class Findings:
 
     def _slower(self, one: scaling.Point, other: scaling.Point) -> bool:
         """Whether one is told apart from a faster one: by paired rounds, or else by their intervals."""
-        records = [self.by_run.get(cell.runs[0]) for cell in (one, other) if cell.runs]
-        if len(records) == 2 and records[0] is not None and records[1] is not None:
-            found = pairs.compare(self.results, records[0], records[1])
-            if found is not None:
-                return found.apart
+        if one.cell and other.cell and (found := pairs.compare(self.results.blocks, one.cell, other.cell)):
+            return found.apart
         return ratio(other.throughput, one.throughput).low > 1
 
     def lane_leaders(self, lane: pairs.Lane) -> set[str]:

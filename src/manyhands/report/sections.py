@@ -144,8 +144,9 @@ def strategies(findings: Findings) -> str:
 
 def title(findings: Findings) -> tuple[str, str]:
     """What the page is about, `study` or `run`, and its title."""
-    if findings.run is None:
-        return "study", findings.results.title
+    results = findings.results
+    if findings.run is None or results.title != results.name:
+        return "study" if findings.run is None else "run", results.title
     return "run", f"{groups.task_name(findings.run)} · {groups.title(findings.run)}"
 
 

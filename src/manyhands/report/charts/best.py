@@ -49,10 +49,13 @@ def _kind(each: ToTarget | Point) -> str:
 
 
 def _value(each: ToTarget | Point) -> Summary:
-    if isinstance(each, Point):
-        return each.throughput
-    seconds = each.best_seconds or 0.0
-    return each.seconds or Summary(seconds, seconds, seconds, 1)
+    found = each.throughput if isinstance(each, Point) else each.seconds
+    assert found is not None, "cells without a time are not drawn"
+    return found
+
+
+def _how(each: ToTarget | Point) -> str:
+    return each.how if isinstance(each, Point) else each.basis
 
 
 def _shown(each: ToTarget | Point, value: float) -> str:
@@ -70,7 +73,7 @@ def _row(each: ToTarget | Point, tied: bool) -> Row:
         "high": tidy(value.high),
         "shown": shown,
         "label": f"{shown} {sureness.TIED}" if tied else shown,
-        "interval": sureness.interval(value, lambda end: _shown(each, end)),
+        "interval": sureness.interval(value, _how(each), lambda end: _shown(each, end)),
         "run": common.runs(each.runs),
     }
 
@@ -101,7 +104,7 @@ def _bars(findings: Findings, task: str, cells: Sequence[ToTarget | Point], text
         {"rows": data},
         f"Each strategy at its best. {text}",
         step=30,
-        note=f"{mark}. {sureness.intervals_note(map(_value, cells))}",
+        note=f"{mark}. {sureness.intervals_note(map(_how, cells))}",
     )
 
 

@@ -44,7 +44,12 @@ def figure(findings: Findings) -> Figure | None:
         f"calibrations found it noisy (over {formatting.percent(NOISY)} slower)."
     )
     base = common.rows().encode(
-        x=alt.X("minutes:Q", title="minutes since the study began", axis=alt.Axis(tickCount=8)),
+        x=alt.X(
+            "minutes:Q",
+            title="minutes since the study began",
+            scale=alt.Scale(nice=False, padding=12),
+            axis=alt.Axis(tickCount=8),
+        ),
         y=alt.Y(
             "slower:Q",
             title="slower than in a good moment",

@@ -76,7 +76,7 @@ def _rows(findings: Findings, curves: list[Curve]) -> list[Row]:
             "speed_up": tidy(point.speed_up.median),
             "low": tidy(point.speed_up.low),
             "high": tidy(point.speed_up.high),
-            "interval": sureness.interval(point.speed_up, lambda end: f"{end:.2f}x"),
+            "interval": sureness.interval(point.speed_up, point.how, lambda end: f"{end:.2f}x"),
             "efficiency": tidy(point.efficiency),
             "throughput": tidy(point.throughput.median),
             "noisy": "yes" if point.noisy else "no",
@@ -135,7 +135,7 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row], shown: str
         "Dashed: ideal.",
         *(f"Dotted: {row['name']}." for row in extra["threads"]),
         f"{ring_name}.",
-        sureness.intervals_note((p.speed_up for _, p in _members(curves) if p.speed_up), "Bars"),
+        sureness.intervals_note((point.how for _, point in _members(curves) if point.workers > 1), "Bars"),
     ]
     second = [
         guide.encode(y=alt.Y("one:Q")),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.analysis.scaling import Point
 from manyhands.analysis.target import ToTarget
-from manyhands.core import formatting
 from manyhands.core.statistics import Summary
 
 TIED = "●"  # the mark of the winners
@@ -15,30 +15,42 @@ ONE_NOTE = f"{TIED} the fastest"
 MOST_NAMED = 3
 
 
-def basis(n: int) -> str:
-    """What an interval of n values is from: `3 runs`."""
-    return "1 run" if n == 1 else f"{n} runs"
+ONE_RUN = "1 run"  # its interval is the usual noise of a machine
 
 
-def interval(found: Summary, show: Callable[[float], str]) -> str:
+def interval(found: Summary, how: str, show: Callable[[float], str]) -> str:
     """`7.0 s to 8.9 s, from 3 runs`; of one run, the interval is what is usual on a machine."""
-    ends = f"{show(found.low)} to {show(found.high)}"
-    if found.n == 1:
-        return f"{ends}, from 1 run and the usual noise of a machine"
-    return f"{ends}, from {basis(found.n)}"
+    noise = " and the usual noise of a machine" if how == ONE_RUN else ""
+    return f"{show(found.low)} to {show(found.high)}, from {how}{noise}"
 
 
-def intervals_note(found: Iterable[Summary], mark: str = "Thin lines") -> str:
-    """What the intervals of a chart are from: `Thin lines: 95 % intervals from 2 to 6 runs.`"""
-    counts = sorted({each.n for each in found if each.high > each.low})
-    if not counts:
-        return ""
-    if counts[-1] == 1:
-        return f"{mark}: how far 1 run is to be trusted, from the usual noise of a machine."
-    several = [n for n in counts if n > 1]
-    some = basis(several[0]) if len(several) == 1 else f"{several[0]} to {several[-1]} runs"
-    alone = "; where there is 1 run, from the usual noise of a machine" if counts[0] == 1 else ""
-    return f"{mark}: 95 % intervals from {some}{alone}."
+def intervals_note(hows: Iterable[str], mark: str = "Thin lines") -> str:
+    """What the intervals of a chart are from: `Thin lines: 95 % intervals from 5 to 8 paired rounds.`"""
+    found = dict.fromkeys(how for how in hows if how)
+    several = merged([how for how in found if how != ONE_RUN])
+    if not several:
+        return f"{mark}: how far 1 run can be trusted, from the usual noise of a machine." if found else ""
+    alone = "; where there is 1 run, from the usual noise of a machine" if ONE_RUN in found else ""
+    return f"{mark}: 95 % intervals from {' or '.join(several)}{alone}."
+
+
+def merged(hows: Sequence[str]) -> list[str]:
+    """Texts that differ only in their numbers as one: `5 runs` and `8 runs` as `5 to 8 runs`."""
+    kinds: dict[str, list[list[int]]] = {}
+    for how in hows:
+        numbers = [int(number) for number in re.findall(r"\d+", how)]
+        template = re.sub(r"(\w)s\b", r"\1", re.sub(r"\d+", "#", how))  # without numbers and plurals
+        kinds.setdefault(template, []).append(numbers)
+    return [_filled(template, list(zip(*rows, strict=True))) for template, rows in kinds.items()]
+
+
+def _filled(template: str, columns: Sequence[Sequence[int]]) -> str:
+    for numbers in columns:
+        low, high = min(numbers), max(numbers)
+        count = f"{low}" if low == high else f"{low} to {high}"
+        plural = "s" if high > 1 else ""
+        template = re.sub(r"# ([\w ]+?)(?=$| x)", rf"{count} \1{plural}", template, count=1)
+    return template
 
 
 def cell_key(cell: ToTarget | Point) -> tuple[str, int, int, int]:
@@ -58,8 +70,3 @@ def fastest(names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"{names[0]} is the fastest"
     return f"{listed(names)} are the fastest, and not told apart"
-
-
-def about(found: Summary, show: Callable[[float], str] = formatting.duration) -> str:
-    """`7.9 s (7.0 s to 8.9 s)`."""
-    return f"{show(found.median)} ({show(found.low)} to {show(found.high)})"

@@ -89,9 +89,7 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
         "seconds": tidy(seconds),
         "label": common.brief_time(seconds) + (f" {sureness.TIED}" if winner else ""),
         "shown": common.brief_time(seconds),
-        "interval": sureness.interval(each.seconds, common.brief_time)
-        if each.seconds
-        else "unknown: seconds per step x steps",
+        "interval": sureness.interval(each.seconds, each.basis, common.brief_time) if each.seconds else "",
         "steps": tidy(each.steps.median) if each.steps else None,
         "winner": "yes" if winner else "",
         "bright": share < 0.45,
