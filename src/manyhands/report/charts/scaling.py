@@ -120,10 +120,10 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row], shown: str
         guide.encode(y=alt.Y("ideal:Q")),
         base.mark_line(strokeOpacity=0.85).encode(y=y),
         base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
-        base.mark_point().encode(y="speed_up:Q", shape=shape, tooltip=tip),
         ring.mark_point(shape="circle", filled=False, size=200, color=palette.INK, strokeWidth=1.3).encode(
             y="speed_up:Q"
         ),
+        base.mark_point().encode(y="speed_up:Q", shape=shape, tooltip=tip),
     ]
     if extra["threads"]:
         layers.insert(0, common.rows("threads").encode(y="speed_up:Q").mark_rule(style="second-guide"))
