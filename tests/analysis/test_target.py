@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.analysis.target import ToTarget, censored, to_target
-from manyhands.core.statistics import Summary
 from manyhands.records.record import RunRecord
 from manyhands.testing.records import record, repeated
 

@@ -8,7 +8,7 @@ from manyhands.analysis import groups
 from manyhands.analysis.breakdown import STEP_PHASES, breakdown
 from manyhands.analysis.crossing import crossing
 from manyhands.analysis.scaling import Baseline, baselines
-from manyhands.analysis.verdicts import verdicts, word
+from manyhands.analysis.verdicts import of_runs, word
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
@@ -19,15 +19,15 @@ def rows(results: Results) -> list[dict[str, object]]:
     """Return one row per record, in their order, all with the same columns."""
     found: dict[tuple[str, int], Pair] = {}
     made = []
-    for record in results.records:
+    for record, judged in zip(results.records, of_runs(results), strict=True):
         task, batch = groups.task_name(record), groups.batch(record)
         if (task, batch) not in found:
             found[task, batch] = baselines(results.records, task, batch)
-        made.append(_row(record, found[task, batch], results.price))
+        made.append(_row(record, found[task, batch], results.price, word(judged)))
     return made
 
 
-def _row(record: RunRecord, pair: Pair, price: float | None) -> dict[str, object]:
+def _row(record: RunRecord, pair: Pair, price: float | None, verdict: str) -> dict[str, object]:
     return {
         **_cell(record),
         **_speed(record, pair, price),
@@ -37,7 +37,7 @@ def _row(record: RunRecord, pair: Pair, price: float | None) -> dict[str, object
         "noise_scale": record.noise.scale if record.noise else None,
         "machine_noise": record.machine_noise,
         "timed": record.timed,
-        "verdict": word(verdicts(record, *pair)),
+        "verdict": verdict,
         "message": record.message,
         "resumed": record.resumed,
         "host": record.environment.host,

@@ -41,6 +41,7 @@ class ToTarget(NamedTuple):
     diverged: int = 0  # runs that did
     cell: str | None = None  # the key of the cell, if its speed was measured in pairs
     basis: str = ""  # of the seconds: "3 runs", "3 seeds x 6 paired rounds"
+    ranks: int = 1
 
     @property
     def best_seconds(self) -> float | None:
@@ -125,7 +126,8 @@ def _one(work: _Work) -> ToTarget:
     key, tries, first = work.key, work.tries, work.group[0]
     steps = _arrived(tries, lambda found: found.steps, lambda record: record.steps)
     samples = _arrived(tries, lambda found: found.samples, lambda record: record.samples)
-    timed = [record for record in tries if record in work.timed and not work.cell]
+    own = [record for record in tries if groups.key(record) == key and groups.measured(record)]
+    timed = [] if work.cell else own
     speed = timed or work.timed
     step_seconds = None if not speed else _step_seconds(speed, work.blocks)
     seconds, basis = _seconds(work, timed, samples)
@@ -149,6 +151,7 @@ def _one(work: _Work) -> ToTarget:
         diverged=sum(record.status == "diverged" for record in tries),
         cell=work.cell,
         basis=basis,
+        ranks=first.spec.ranks,
     )
 
 

@@ -1,8 +1,8 @@
 """Steps once, seconds apart: which runs made the steps that a cell would make.
 
 Synchronous strategies make the steps that one worker makes with the same batch (law 4), so one run per seed
-tells for all of them how many samples the target takes. Two cases need runs of their own: strategies that make
-other steps, and models for which the division of a batch matters (dropout, batch norm without synchronization).
+tells for all of them how many samples the target takes. Strategies that make other steps need runs of their
+own, and so do models for which the division of a batch matters (dropout, batch norm without synchronization).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from manyhands.study.attempt import CannotWorkError, attempt, in_own_process, ru
 from manyhands.study.grid import unique
 from manyhands.study.journal_history import History
 from manyhands.study.paired import Comparison, comparisons
-from manyhands.study.paired_cells import own_learning_cells
+from manyhands.study.paired_cells import advantages, own_learning_cells
 from manyhands.study.parallel_cells import run_parallel
 from manyhands.study.study_file import Study
 from manyhands.study.study_state import CellState, StudyState
@@ -124,7 +124,10 @@ class Execution:
             now = time.monotonic()
             until = now + (end - now) / (len(left) - number)
             measured = Comparison(able, self._history.blocks, self._study.block, self)
-            measured.run(self._study.rounds, until, {})
+            cells = [entry.cell for entry in able]
+            measured.run(
+                self._study.rounds, until, advantages(cells, self._study.compared, self.state.records)
+            )
 
     # ------------------------------------------------------------------ opening the study
     def _with_fallback(self, cells: list[Cell]) -> list[Cell]:
