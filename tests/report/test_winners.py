@@ -55,6 +55,21 @@ def test_a_lucky_run_is_no_second_winner() -> None:
     assert target.figure(findings).sentence.startswith("mnist-mlp: average with 2 workers")
 
 
+def test_what_diverged_is_no_bar_and_no_winner() -> None:
+    """A cell that reached the target once and diverged once is not advised, so it must not look first."""
+    wild = [
+        record(strategy="hogwild", workers=2, rate=40_000, run="well"),
+        record(strategy="hogwild", workers=2, rate=40_000, run="wild", seed=1, status="diverged"),
+    ]
+    findings = of(record(rate=10_000), record(rate=19_000, strategy="allreduce", workers=2), *wild)
+    assert [each.variant for each in findings.winners("mnist-mlp")] == ["allreduce"]
+    (bars,) = best.figure(findings).panels
+    assert {row["variant"] for row in bars.data["rows"]} == {"single", "allreduce"}
+    (heat,) = target.figure(findings).panels
+    told = {row["variant"]: (row["label"], row["shown"]) for row in heat.data["rows"]}
+    assert told["hogwild"] == ("×", "diverged in 1 of 2 runs")
+
+
 def test_speeds_that_are_not_told_apart_are_ringed_together() -> None:
     base = record(rate=10_000)
     close = [

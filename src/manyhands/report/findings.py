@@ -13,6 +13,7 @@ from manyhands.analysis import (
     answer,
     asynchrony,
     breakdown,
+    candidates,
     fine_line,
     generalization,
     groups,
@@ -25,7 +26,6 @@ from manyhands.analysis import (
 from manyhands.analysis.rows import rows as flat_rows
 from manyhands.analysis.verdicts import Verdict, study_verdicts, verdicts
 from manyhands.core.registry.strategies import ONE_WORKER
-from manyhands.core.statistics import ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 from manyhands.report import palette
@@ -136,16 +136,16 @@ class Findings:
         usual = max(targets, key=lambda value: (targets.count(value), value), default=None)
         return [each for each in mine if each.target == usual]
 
+    def candidates(self, task: str) -> list[target.ToTarget | scaling.Point]:
+        """All cells that the answer compares, winners first."""
+        found = self.answer_for(task)
+        return [cell for group in found.groups for cell in group] if found else []
+
     def fastest(self, cells: Sequence[scaling.Point]) -> list[scaling.Point]:
         """The cell with the highest throughput and those that are not told apart from it, fastest first."""
-        ordered = sorted(cells, key=lambda each: -each.throughput.median)
-        return [each for each in ordered if each is ordered[0] or not self._slower(each, ordered[0])]
-
-    def _slower(self, one: scaling.Point, other: scaling.Point) -> bool:
-        """Whether one is told apart from a faster one: by paired rounds, or else by their intervals."""
-        if one.cell and other.cell and (found := pairs.compare(self.results.blocks, one.cell, other.cell)):
-            return found.apart
-        return ratio(other.throughput, one.throughput).low > 1
+        ordered = candidates.by_speed(cells, "samples")
+        found = candidates.tied(ordered, candidates.comparison(self.results.blocks))
+        return [each.cell for each in found if isinstance(each.cell, scaling.Point)]
 
     def lane_leaders(self, lane: pairs.Lane) -> set[str]:
         """The fastest cells of a lane that are not told apart; the baseline takes part."""

@@ -40,7 +40,7 @@ CHARTS = (
     Chart(
         "time-to-target",
         "Time to the target",
-        "The darker a cell, the sooner the target was reached. A dash: not reached; a dot: not timed.",
+        "The darker a cell, the sooner the target was reached. – not reached, · not timed, × diverged.",
         target.figure,
     ),
     Chart(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import altair as alt
@@ -17,11 +16,10 @@ from manyhands.report.findings import Findings
 
 
 def figure(findings: Findings) -> Figure | None:
-    """One bar per strategy: time to the target where that was timed, otherwise samples per second."""
+    """One bar per strategy, of the cells that the answer compares: by time to the target, or by speed."""
     panels, sentences = [], []
     for task in findings.tasks:
-        timed = [each for each in findings.compared(task) if each.best_seconds is not None]
-        cells = _best_times(timed) if timed else _best_rates(findings.points[task])
+        cells = _best_of_each(findings.candidates(task))
         if len(cells) < 2:
             continue
         sentences.append(_sentence(findings, task, cells))
@@ -29,18 +27,17 @@ def figure(findings: Findings) -> Figure | None:
     return Figure(common.sentence(sentences), panels) if panels else None
 
 
-def _best_times(timed: Sequence[ToTarget]) -> list[ToTarget]:
-    best: dict[str, ToTarget] = {}
-    for each in sorted(timed, key=lambda each: each.best_seconds or math.inf):
+def _best_of_each(candidates: Sequence[ToTarget | Point]) -> list[ToTarget | Point]:
+    """One cell per kind, the fastest first."""
+    best: dict[str, ToTarget | Point] = {}
+    for each in sorted(candidates, key=_slowness):
         best.setdefault(_kind(each), each)
     return list(best.values())
 
 
-def _best_rates(points: Sequence[Point]) -> list[Point]:
-    best: dict[str, Point] = {}
-    for each in sorted(points, key=lambda each: -each.throughput.median):
-        best.setdefault(_kind(each), each)
-    return list(best.values())
+def _slowness(each: ToTarget | Point) -> float:
+    value = _value(each).median
+    return -value if isinstance(each, Point) else value
 
 
 def _kind(each: ToTarget | Point) -> str:

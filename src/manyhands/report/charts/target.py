@@ -22,7 +22,7 @@ def figure(findings: Findings) -> Figure | None:
     panels, sentences, left = [], [], 0
     for task in findings.tasks:
         mine = findings.compared(task)
-        timed = [each for each in mine if each.best_seconds is not None]
+        timed = [each for each in mine if _counts(each)]
         if not timed or len(mine) < 2:
             continue
         batches = _kept_batches(mine)
@@ -35,6 +35,11 @@ def figure(findings: Findings) -> Figure | None:
     if not panels:
         return None
     return Figure(common.sentence(sentences), panels, limited(left, "row"))
+
+
+def _counts(each: ToTarget) -> bool:
+    """Whether a time is shown: not of a cell that also diverged, which the answer does not advise."""
+    return each.best_seconds is not None and not each.diverged
 
 
 def _seconds(each: ToTarget) -> float:
@@ -80,8 +85,11 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
         "run": common.runs(each.runs),
     }
     seconds = each.best_seconds
-    if seconds is None:
+    if seconds is None or not _counts(each):
         what, label = ("not timed", "·") if each.reached else ("not reached", "–")
+        what, label = (
+            (f"diverged in {each.diverged} of {each.of} runs", "×") if each.diverged else (what, label)
+        )
         return row | {"seconds": None, "label": label, "shown": what, "bright": False, "winner": ""}
     share = (math.log(seconds) - low) / ((high - low) or 1.0)
     winner = sureness.cell_key(each) in won
@@ -128,7 +136,7 @@ def _map(findings: Findings, task: str, data: list[Row], timed: list[ToTarget], 
         common.layered(cells.transform_filter("datum.seconds != null"), numbers, nothing),
         {"rows": data},
         f"Map of the time to the target by strategy, workers and batch. {text} "
-        "A dash: not reached; a dot: not timed.",
+        "A dash: not reached; a dot: not timed; a cross: a run diverged.",
         step=27,
         wide=len({row["batch"] for row in data}) > 4,
         note=sureness.TIED_NOTE if len(findings.winners(task)) > 1 else sureness.ONE_NOTE,
