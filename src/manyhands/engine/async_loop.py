@@ -68,14 +68,15 @@ class AsyncTrainer(TrainingLoop):
 
     def work(self, worker: AsyncWorker) -> None:
         """Work on one lease after the other."""
-        done = 0
+        steps = done = 0
         while (lease := self.next(worker)).kind is not LeaseKind.OVER:
             if lease.kind is LeaseKind.TRAIN:
                 batches = self.feed.piece(lease.start, lease.size)
                 worker.step(batches, lease, self.schedule(lease.start))
                 self.count()
-                done += lease.size
+                steps, done = steps + 1, done + lease.size
                 self.step_timer.stepped(done)
+                self.pauses.stepped(steps, done)
             else:
                 with self.clock.phase("evaluation"):
                     samples = np.arange(lease.start, lease.start + lease.size, dtype=np.int64)

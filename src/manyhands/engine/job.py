@@ -19,3 +19,4 @@ class Job:
     accept: frozenset[str] = frozenset()  # ids of other specs whose checkpoints are accepted
     attempt: int = 0  # how many times the run was restarted after a worker failed
     one_worker: OneWorker | None = None  # an earlier run of this task, to compare speeds with
+    gate: Path | None = None  # the file of a gate at which the workers pause, if speed is measured in blocks

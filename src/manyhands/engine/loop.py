@@ -12,6 +12,7 @@ from manyhands.core.errors import DivergedError
 from manyhands.engine import bad_samples
 from manyhands.engine.feed import Feed, evaluate
 from manyhands.engine.noise_meter import NoiseScaleMeter
+from manyhands.engine.pauses import NoPauses, Pauses
 from manyhands.engine.position import Ending, Position
 from manyhands.engine.timing.clock import Clock
 from manyhands.engine.timing.step_timer import StepTimer
@@ -33,6 +34,7 @@ class TrainingLoop:
     save: Callable[[Position], None]
     asked_to_stop: Callable[[], bool]
     leads: bool  # this is rank 0, whose clock decides for all
+    pauses: Pauses = field(default_factory=NoPauses)
     step_timer: StepTimer = field(init=False)
     noise_meter: NoiseScaleMeter = field(default_factory=NoiseScaleMeter)
     _saved: float = field(default=0.0, init=False)
@@ -44,12 +46,17 @@ class TrainingLoop:
 
     def votes(self) -> Votes:
         """What this worker votes for; only the clock of rank 0 counts."""
-        clock, spec, leads = self.clock, self.spec, self.leads
+        leads = self.leads
         return Votes(
             stop=self.asked_to_stop(),
-            over=leads and spec.seconds is not None and clock.training_seconds >= spec.seconds,
-            save=leads and clock.seconds - self._saved >= spec.checkpoint_every,
+            over=leads and (self.pauses.over or self._spent),
+            save=leads and self.clock.seconds - self._saved >= self.spec.checkpoint_every,
         )
+
+    @property
+    def _spent(self) -> bool:
+        """Whether the time budget is spent."""
+        return self.spec.seconds is not None and self.clock.training_seconds >= self.spec.seconds
 
     def ending(self, position: Position, votes: Votes) -> Ending | None:
         """What ends the run at this position, or None; a signal at the last step does not interrupt it."""
@@ -226,6 +233,8 @@ class Trainer(TrainingLoop):
                         self.save(position)
                     self.restart_checkpoint_timer()
                 self.step_timer.stepped(position.samples)
+                if ending is None:
+                    self.pauses.stepped(position.step, position.samples)
         return ending
 
     def evaluate(self, position: Position) -> float:

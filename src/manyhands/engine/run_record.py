@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
+from torch import nn
+
 from manyhands.core import environment
 from manyhands.engine.async_loop import AsyncTrainer
 from manyhands.engine.context import RankContext
@@ -14,7 +16,7 @@ from manyhands.engine.job import Job
 from manyhands.engine.loop import Trainer
 from manyhands.engine.position import Position
 from manyhands.engine.timing.step_timer import timeline
-from manyhands.records.phases import Span, training_phases
+from manyhands.records.phases import PAUSED, Span, training_phases
 from manyhands.records.record import Evaluation, RunRecord, Start, Status, StepTimes, WorkShare
 from manyhands.records.spec import RunSpec
 
@@ -66,7 +68,7 @@ def report_rank(
     hardware.synchronize()  # work that the device still has to do is a part of the run
     peak = hardware.most()
     return RankReport(
-        phases=context.clock.stopped(),
+        phases={name: spent for name, spent in context.clock.stopped().items() if name != PAUSED},
         peak_memory=peak,
         memory=training_memory or peak,
         host_memory=environment.peak_memory(),
@@ -87,8 +89,12 @@ def make_record(
     reports: Sequence[RankReport | None],
     status: Status,
     message: str | None,
+    random: bool,
 ) -> RunRecord:
-    """The record, from the reports by rank: the first is rank 0's own, None is a rank that was lost."""
+    """The record, from the reports by rank: the first is rank 0's own, None is a rank that was lost.
+
+    `random` says that training drew random numbers besides the order of the samples, such as dropout's.
+    """
     present = [report for report in reports if report is not None]
     own, hardware, task = present[0], context.hardware, context.task
     keeper = trainer.keeper if isinstance(trainer, AsyncTrainer) else None
@@ -143,7 +149,14 @@ def make_record(
         choices=context.choices,
         resumed=position.resumed,
         environment=machine,
+        split_matters=random or _normalizes_shares(context.worker.model, start.spec),
     )
+
+
+def _normalizes_shares(model: nn.Module, spec: RunSpec) -> bool:
+    """Whether a batch norm sees only a worker's share of each batch."""
+    norms = (isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return not spec.sync_batchnorm and any(norms)
 
 
 def _throughput(

@@ -37,6 +37,7 @@ from manyhands.engine.checkpoint.tensor_checks import plainly_named
 from manyhands.engine.context import RankContext, own_state, threads_of
 from manyhands.engine.job import Job
 from manyhands.engine.loop import Trainer
+from manyhands.engine.pauses import Pauses, pauses_of
 from manyhands.engine.position import Position
 from manyhands.engine.run_record import RankReport, describe_start, make_record, report_rank
 from manyhands.records.record import RunRecord, Start, Status
@@ -73,7 +74,11 @@ class Session:
         self.clock = self.context.clock
         self.environment = environment.describe(threads, str(self.context.device))
         self.trainer = make_trainer(
-            self.context, self.callbacks, self._save, lambda: self._signal is not None
+            self.context,
+            self.callbacks,
+            self._save,
+            lambda: self._signal is not None,
+            pauses_of(job, info.rank, self.clock, together=not self.context.asynchronous),
         )
         self.position = self._first_position()
 
@@ -100,6 +105,7 @@ class Session:
             self.info.channel.tell(("on_notice", f"worker {self.info.rank} has joined"))
         self.context.begin()
         self.clock.start(self.clock.totals)  # building and opening is not training
+        self._random_before = self._random_state()
         try:
             ending = self.trainer.run(self.position)
         except DivergedError as error:
@@ -195,6 +201,11 @@ class Session:
         metadata = {"manyhands": json.dumps({"task": self.context.task.name, "run": self.spec.id})}
         write_atomically(self.folder.model, safetensors.torch.save(tensors, metadata))
 
+    def _random_state(self) -> tuple[bytes, str]:
+        """The state of the generators: it changes where a model or its data draw random numbers."""
+        tensors, numbers = random_state(self.context.hardware)
+        return b"".join(tensors[name].cpu().numpy().tobytes() for name in sorted(tensors)), repr(numbers)
+
     def _notify(self, text: str) -> None:
         for callback in self.callbacks:
             callback.on_notice(text)
@@ -210,7 +221,8 @@ class Session:
         if not self.leads:
             return None
         record = make_record(
-            self.context, self.trainer, self.position, start, self.environment, reports, status, message
+            *(self.context, self.trainer, self.position, start, self.environment, reports, status, message),
+            random=self._random_state() != self._random_before,
         )
         self.folder.write_record(record)
         for callback in self.callbacks:
@@ -223,6 +235,7 @@ def make_trainer(
     callbacks: list[Callback],
     save: Callable[[Position], None],
     asked_to_stop: Callable[[], bool],
+    pauses: Pauses,
 ) -> Trainer | AsyncTrainer:
     """The loop of the context's strategy: workers step together, or they do not."""
     own = (
@@ -244,5 +257,6 @@ def make_trainer(
         save=save,
         asked_to_stop=asked_to_stop,
         leads=context.info.rank == 0,
+        pauses=pauses,
         noise_meter=context.noise_meter,
     )

@@ -15,10 +15,12 @@ PHASES = (
     "evaluation",
     "checkpoint",
     "other",
+    "paused",
 )
 
 
-ASIDE = ("evaluation", "checkpoint")  # wall-clock time that is not training
+PAUSED = "paused"  # asleep while another run is measured: no part of the run
+ASIDE = ("evaluation", "checkpoint", PAUSED)  # wall-clock time that is not training
 
 
 class Span(NamedTuple):
@@ -30,5 +32,5 @@ class Span(NamedTuple):
 
 
 def training_phases(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases without evaluation and checkpoints."""
+    """The phases without evaluation, checkpoints and pauses."""
     return {name: seconds for name, seconds in phases.items() if name not in ASIDE}

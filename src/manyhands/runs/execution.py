@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.callbacks.background import BackgroundCallbacks
@@ -43,6 +44,7 @@ def execute(
     resume: bool,
     allow_changes: bool,
     callbacks: BackgroundCallbacks,
+    gate: Path | None = None,
 ) -> RunRecord:
     """Run a (resolved) spec in this folder, or resume the run there, and return the record."""
     from manyhands.engine.job import Job
@@ -84,7 +86,8 @@ def execute(
         for left in leftovers.sweep():
             notice(f"removed {left}, left behind by a run that was killed")
         threads = spec.threads or max(1, environment.cores() // spec.ranks)
-        job = Job(spec, folder.path, resume, accept, one_worker=baseline.one_worker(RUNS, spec, threads))
+        one_worker = baseline.one_worker(RUNS, spec, threads)
+        job = Job(spec, folder.path, resume, accept, one_worker=one_worker, gate=gate)
         return _launch(spec, launcher, folder, job, callbacks)
 
 

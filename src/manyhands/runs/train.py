@@ -69,10 +69,12 @@ def run(
     resume: bool = False,
     allow_changes: bool = False,
     callbacks: Sequence[Callback] | BackgroundCallbacks = (),
+    gate: Path | None = None,
 ) -> RunRecord:
     """Run a spec in its own folder, or continue it there, and return the record.
 
-    Callbacks are called in their own threads; none of them can end the run (law 12).
+    Callbacks are called in their own threads; none of them can end the run (law 12). With the file of a
+    `gate` (core/pause_gate.py), the workers pause where its owner lets them.
     """
     if out is not None:
         usable(out)
@@ -89,7 +91,7 @@ def run(
             background.on_notice(
                 f"{folders.RUNS} has no run with exactly these settings to resume: starting {folder.path}"
             )
-        return execute(spec, launcher, folder, resume and folder.exists(), allow_changes, background)
+        return execute(spec, launcher, folder, resume and folder.exists(), allow_changes, background, gate)
 
 
 def resume_folder(

@@ -39,7 +39,7 @@ def is_settled(path: Path) -> bool:
     return record is not None and record.status in SETTLED
 
 
-def attempt(spec: RunSpec, path: Path, callback: Callback) -> RunRecord:
+def attempt(spec: RunSpec, path: Path, callback: Callback, gate: Path | None = None) -> RunRecord:
     """Run a spec in this folder, or resume the run that a stopped study has left there."""
     from manyhands.runs.resolve import resolve
 
@@ -56,7 +56,7 @@ def attempt(spec: RunSpec, path: Path, callback: Callback) -> RunRecord:
     if path.exists() and not _can_resume(folder, resolved):
         shutil.rmtree(path)
     try:
-        return run(spec, out=path, resume=True, callbacks=[callback])
+        return run(spec, out=path, resume=True, callbacks=[callback], gate=gate)
     except DivergedError:
         record = folder.record()
         assert record is not None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -17,8 +18,10 @@ from manyhands.runs.defaults import fill_in
 from manyhands.strategies import STRATEGIES, options
 
 NESTED = ("options", "strategy_options", "recipe_options")
-OWN = ("share", "lr", "repeats", "timed")  # keys of a grid that are not settings of a run
+OWN = ("share", "lr", "repeats", "timed", "paired", "label")  # keys of a grid that are not settings of a run
+FOR_ALL = ("repeats", "timed", "paired")  # have one value for all cells of a grid
 KEYS = (*RunSpec.model_fields, *OWN)
+_LABEL = re.compile(r"[A-Za-z0-9._]{0,40}")  # a part of a folder's name
 _SHORT = {"lr": "recipe_options.lr"}
 MOST = 10_000  # cells of a study: more is a mistake, and even listing them would take forever
 
@@ -71,7 +74,7 @@ def merged(defaults: Choices, own: Choices) -> Choices:
 
 def count(settings: Choices, repeats: int) -> int:
     """Return how many cells a grid has, without listing them."""
-    chosen = (values for key, values in settings.items() if key not in ("repeats", "timed"))
+    chosen = (values for key, values in settings.items() if key not in FOR_ALL)
     return repeats * math.prod(len(values) for values in chosen)
 
 
@@ -83,17 +86,24 @@ def repeats_of(settings: Choices, otherwise: int) -> int:
     return value
 
 
-def timed_of(settings: Choices) -> bool:
-    """Return whether the cells of a grid are timed."""
-    value = _single(settings, "timed", True)
+def is_true(settings: Choices, key: str, otherwise: bool) -> bool:
+    """Return the value of a key that is true or false for all cells of a grid."""
+    value = _single(settings, key, otherwise)
     if not isinstance(value, bool):
-        raise StudyFileError("timed", f"timed must be true or false, got {shown(value)}")
+        raise StudyFileError(key, f"{key} must be true or false, got {shown(value)}")
     return value
 
 
-def expand(settings: Choices) -> list[RunSpec]:
+class Labeled(NamedTuple):
+    """A spec of a grid, and the label that tells its cell from others with the same spec."""
+
+    spec: RunSpec
+    label: str = ""
+
+
+def expand(settings: Choices) -> list[Labeled]:
     """Return a spec for each combination of values; the last key changes fastest."""
-    chosen = {key: values for key, values in settings.items() if key not in ("repeats", "timed")}
+    chosen = {key: values for key, values in settings.items() if key not in FOR_ALL}
     if "task" not in chosen:
         raise StudyFileError("", "a grid needs a task")
     strategies = [name for name in chosen.get("strategy", []) if isinstance(name, str) and name in STRATEGIES]
@@ -101,8 +111,16 @@ def expand(settings: Choices) -> list[RunSpec]:
     for combination in itertools.product(*chosen.values()):
         fields = _fields(dict(zip(chosen, combination, strict=True)))
         _keep_own_options(fields, strategies)
-        specs.append(_spec(fields))
+        label = _label(fields.pop("label", ""))
+        specs.append(Labeled(_spec(fields), label))
     return specs
+
+
+def _label(value: Any) -> str:
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
+        wanted = "up to 40 letters, digits, dots and underscores"
+        raise StudyFileError("label", f"label must be {wanted}, got {shown(value)}")
+    return value
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:

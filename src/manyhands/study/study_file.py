@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from manyhands.analysis.pairs import LOOKS
 from manyhands.claims import CLAIMS
 from manyhands.core import registry
 from manyhands.core.errors import UsageError, choices, shown, unknown
@@ -20,12 +21,13 @@ from manyhands.records.study_results import Cell, Without
 from manyhands.runs.checks import check_combination, check_names
 from manyhands.study import grid
 from manyhands.study.grid import Choices, StudyFileError
+from manyhands.study.paired_cells import learning_cells, missing_baselines, speed_cell
 from manyhands.study.toml_lines import TomlLines
 from manyhands.tasks import TASKS
 
 KEYS = (
-    "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "repeats", "keep_models",
-    "defaults", "grid", "exclude",
+    "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "block", "rounds", "repeats",
+    "keep_models", "defaults", "grid", "exclude",
 )  # fmt: skip
 STUDIES = "studies"
 _UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
@@ -46,10 +48,14 @@ class Study:
     price: float | None = None  # per worker and hour
     currency: str = "$"
     budget: float | None = None  # seconds
+    block: float = 1.0  # seconds of a block of a paired cell
+    rounds: int = LOOKS[-1]  # of paired blocks, at most
     keep_models: bool = False
     cells: list[Cell] = field(default_factory=list)
     excluded: list[Without] = field(default_factory=list)  # combinations that cannot work
     left_out: int = 0  # cells that the file's own [[exclude]] leaves out
+    compared: list[RunSpec] = field(default_factory=list)  # what grids with paired = true say
+    notes: list[str] = field(default_factory=list)  # what was added to the file's cells
 
 
 def find(text: str) -> Path:
@@ -95,6 +101,7 @@ class _StudyFile:
     ) -> None:
         self._path, self._content, self._lines, self._notice = path, content, lines, notice
         self._named: set[Path] = set()  # task files that `notice` was called for
+        self._compared: list[RunSpec] = []
 
     @contextmanager
     def _at(self, table: str = "", index: int = 0) -> Iterator[None]:
@@ -121,7 +128,15 @@ class _StudyFile:
                 keys = (*RunSpec.model_fields, "share", "lr")
                 excludes.append(grid.with_cores(grid.flatten(table, "an exclude", keys)))
         cells, excluded, left_out = self._cells(defaults, excludes)
-        return Study(**facts, cells=cells, excluded=excluded, left_out=left_out)
+        baselines = missing_baselines(cells)
+        return Study(
+            **facts,
+            cells=[*baselines.cells, *cells],
+            excluded=excluded,
+            left_out=left_out,
+            compared=self._compared,
+            notes=[baselines.sentence] if baselines.sentence else [],
+        )
 
     def _cells(self, defaults: Choices, excludes: list[Choices]) -> tuple[list[Cell], list[Without], int]:
         tables = self._tables("grid")
@@ -157,17 +172,27 @@ class _StudyFile:
     def _of_grid(self, table: dict[str, Any], defaults: Choices) -> Iterator[Cell]:
         own = grid.flatten(table, "a grid")
         settings = grid.with_cores(grid.merged(defaults, own))
-        repeats = grid.repeats_of(settings, self._content.get("repeats", 1))
+        paired = grid.is_true(settings, "paired", False)
+        if paired and {"repeats", "seconds", "samples", "timed"} & settings.keys():
+            raise StudyFileError(
+                "paired", "paired cells are measured in rounds of blocks: give no repeats, seconds, samples or timed"
+            )
+        repeats = 1 if paired else grid.repeats_of(settings, self._content.get("repeats", 1))
         if (cells := grid.count(settings, repeats)) > grid.MOST:
             raise StudyFileError("", f"this grid has {cells:,} cells, but a study has at most {grid.MOST:,}")
-        timed = grid.timed_of(settings)
-        for spec in grid.expand(settings):
+        timed = grid.is_true(settings, "timed", True)
+        for spec, label in grid.expand(settings):
             if (file := spec.task_file) is not None and file not in self._named:
                 self._named.add(file)
                 self._notice(f"importing {file.absolute()}, a task file of {self._path}")
             _check_names(spec)
+            if paired:
+                yield speed_cell(spec, label)
+                yield from learning_cells([spec])
+                self._compared.append(spec)
+                continue
             for repeat in range(repeats):
-                yield Cell(spec, repeat, timed)
+                yield Cell(spec, repeat, timed, label=label)
 
     def _facts(self) -> dict[str, Any]:
         """Return the settings of the study that are not tables."""
@@ -199,6 +224,12 @@ class _StudyFile:
             "title": content.get("title", name),
             "budget": seconds(content["budget"]) if "budget" in content else None,
         }
+        if "block" in content:
+            facts["block"] = seconds(content["block"], "block")
+        if "rounds" in content:
+            least = LOOKS[0]
+            _must("rounds", content["rounds"], lambda n: type(n) is int and n >= least, f"at least {least}")
+            facts["rounds"] = content["rounds"]
         plain = ("about", "fallback", "claim", "price", "currency", "keep_models")
         return facts | {key: content[key] for key in plain if key in content}
 
@@ -216,16 +247,16 @@ class _StudyFile:
         return tables
 
 
-def seconds(value: Any) -> float:
-    """Parse a budget: `"90 s"`, `"5 min"`, `"1 h 30 min"`, or a number of seconds."""
+def seconds(value: Any, key: str = "budget") -> float:
+    """Parse a time: `"90 s"`, `"5 min"`, `"1 h 30 min"`, or a number of seconds."""
     wanted = 'a time such as 300, "90 s", "5 min" or "2 h"'
     if isinstance(value, str):
         text = value.strip().lower()
         parts = _TIME.findall(text)
         if not parts or _TIME.sub("", text) or any(unit not in _UNITS for _, unit in parts):
-            raise StudyFileError("budget", f"budget must be {wanted}, got {shown(value)}")
+            raise StudyFileError(key, f"{key} must be {wanted}, got {shown(value)}")
         value = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    _must("budget", value, lambda given: _number(given) and given > 0, wanted)
+    _must(key, value, lambda given: _number(given) and given > 0, wanted)
     return float(value)
 
 

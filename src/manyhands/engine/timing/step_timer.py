@@ -7,7 +7,7 @@ from array import array
 from typing import NamedTuple
 
 from manyhands.engine.timing.clock import Clock
-from manyhands.records.phases import Span, training_phases
+from manyhands.records.phases import PAUSED, Span, training_phases
 from manyhands.records.record import StepTimes
 
 WARM_UP = 5  # steps that do not count: memory is allocated, kernels are chosen
@@ -146,6 +146,8 @@ def _joined(spans: list[Span]) -> list[Span]:
     """Neighboring spans of one phase as one, so that reading the clock leaves no trace."""
     joined: list[Span] = []
     for span in spans:
+        if span.phase == PAUSED:  # before the step
+            continue
         if joined and joined[-1].phase == span.phase:
             joined[-1] = Span(span.phase, joined[-1].begin, span.end)
         elif span.end > span.begin:
