@@ -55,6 +55,25 @@ def crossing(record: RunRecord) -> Crossing | None:
     return _between(before[0], after, record.target)
 
 
+def retargeted(record: RunRecord, target: float) -> RunRecord:
+    """The record as it would be if this had been its target; its curve says when it was reached."""
+    sign = 1 if groups.higher_is_better(record) else -1
+    reached = [
+        point for point in record.curve if point.metric is not None and sign * (point.metric - target) >= 0
+    ]
+    first = reached[0] if reached else None
+    return record.model_copy(
+        update={
+            "target": target,
+            "target_samples": first.samples if first else None,
+            "target_steps": first.step if first else None,
+            "target_seconds": first.seconds if first else None,
+            # a run that ended at its own target trained to its end, as far as this one is concerned
+            "status": "finished" if record.status == "target" else record.status,
+        }
+    )
+
+
 def _between(before: Evaluation, after: Evaluation, target: float) -> Crossing:
     assert before.metric is not None
     assert after.metric is not None

@@ -1,17 +1,21 @@
-"""Scaling regimes: up to which batch doubling it halves the steps, and from which batch it gains nothing."""
+"""Scaling regimes: up to which batch doubling it halves the steps, and from which batch it gains nothing.
+
+The critical batch is a property of the task only if each batch was run at its own best learning rate. Without
+that the curve is the recipe's: one whose rate grows with the batch needs about the same samples at every batch
+by design.
+"""
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyhands.analysis import groups
-from manyhands.analysis.crossing import crossing
-from manyhands.analysis.fit import FEWEST, Observation, estimate
-from manyhands.analysis.target import censored
+from manyhands.analysis.batch_points import BatchPoint, batch_point, recipe_family
+from manyhands.analysis.fit import FEWEST, estimate
 from manyhands.core import formatting
-from manyhands.core.statistics import Estimate, Summary
+from manyhands.core.statistics import Estimate
 from manyhands.records.record import RunRecord
 
 # Scaling is perfect while a batch needs at most 20 % more samples than the smallest possible number, and
@@ -19,21 +23,7 @@ from manyhands.records.record import RunRecord
 # S(B) B = S_min (B + B_crit), S(B) = S_min (1 + B_crit/B).
 PERFECT = 0.2  # times B_crit
 MAXIMAL = 5.0  # times B_crit
-OPEN = 20.0  # times the value: the upper end of a wider interval is not determined by the measurements
-
-
-class BatchPoint(NamedTuple):
-    """Steps to the target at one batch, with the best learning rate that was tried."""
-
-    batch: int
-    steps: float | None
-    low: float | None
-    high: float | None
-    reached: int
-    of: int
-    bound: int | None  # the target was not reached within this number of steps
-    spread: float = 0.0  # relative: from seeds and the distance between evaluations
-    recipe_line: str = ""
+OPEN = 20.0  # times the value: an end of the interval that is farther away is not determined by the runs
 
 
 class Regimes(NamedTuple):
@@ -50,23 +40,46 @@ class Regimes(NamedTuple):
     maximal_from: Estimate | None
     problem: str | None  # why there is no fit
     sentence: str = ""
+    tuned: bool = False  # several learning rates at every batch, the best of them inside at most batches
+    edge: tuple[int, ...] = ()  # batches whose best learning rate is the smallest or largest that was tried
+    family: str = ""  # what the recipes of all runs have in common: see `recipe_family`
 
 
 def regimes(records: Iterable[RunRecord]) -> list[Regimes]:
-    """Return one fit per task, target and kind of recipe that was run with more than one batch."""
-    tries = [record for record in records if record.spec.traits.exact and groups.attempted(record)]
-    families: dict[tuple[str, str, float], list[RunRecord]] = {}
-    for record in tries:
-        family = (groups.task_name(record), groups.recipe_variant(record), record.target)
-        families.setdefault(family, []).append(record)
-    kinds: dict[tuple[str, float], int] = {}
-    for task, _, target in families:
-        kinds[task, target] = kinds.get((task, target), 0) + 1
+    """Return one fit per task, target and recipe, its learning rate apart, that has more than one batch."""
+    families: dict[tuple[str, float, str], list[RunRecord]] = {}
+    for record in records:
+        if record.spec.traits.exact and groups.attempted(record):
+            family = groups.task_name(record), record.target, recipe_family(record)
+            families.setdefault(family, []).append(record)
+    labels = _labels(families)
     return [
-        _regimes(task, recipe if kinds[task, target] > 1 else "", group)
-        for (task, recipe, target), group in families.items()
+        _regimes(task, labels[task, target, family], family, group)
+        for (task, target, family), group in families.items()
         if len({groups.batch(record) for record in group}) > 1
     ]
+
+
+def _labels(
+    families: dict[tuple[str, float, str], list[RunRecord]],
+) -> dict[tuple[str, float, str], str]:
+    """Name each recipe of a task and target by what distinguishes it from the others."""
+    found = {}
+    for task, target, family in families:
+        others = [json.loads(other) for t, goal, other in families if (t, goal) == (task, target)]
+        variants = {
+            groups.recipe_variant(group[0])
+            for (t, goal, _), group in families.items()
+            if (t, goal) == (task, target)
+        }
+        mine = json.loads(family)
+        parts = [groups.recipe_variant(families[task, target, family][0])] if len(others) > 1 else []
+        if len(variants) < len(others):
+            differing = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+            known = ("name", "optimizer", "scaling", "warmup")  # the variant says these
+            parts += [f"{key} {mine[key]}" for key in differing if key not in known]
+        found[task, target, family] = ", ".join(parts)
+    return found
 
 
 def curve(fit: Regimes, batches: Sequence[float]) -> list[float]:
@@ -76,16 +89,23 @@ def curve(fit: Regimes, batches: Sequence[float]) -> list[float]:
     return [fit.s_min.value * (1 + fit.b_crit.value / batch) for batch in batches]
 
 
-def _regimes(task: str, recipe: str, group: Sequence[RunRecord]) -> Regimes:
+def _regimes(task: str, recipe: str, family: str, group: Sequence[RunRecord]) -> Regimes:
     sizes: dict[int, list[RunRecord]] = {}
     for record in group:
         sizes.setdefault(groups.batch(record), []).append(record)
-    points = [_batch_point(size, sizes[size]) for size in sorted(sizes)]
-    tuned = any(len(set(map(groups.recipe_key, found))) > 1 for found in sizes.values())
-    label = ", ".join(filter(None, [recipe, "lr tuned" if tuned else ""]))
+    points = [batch_point(size, sizes[size]) for size in sorted(sizes)]
+    fitted = [point for point in points if point.steps is not None]
+    edge = tuple(point.batch for point in fitted if point.edge)
+    tuned = bool(fitted) and all(point.rates > 1 for point in fitted) and 2 * len(edge) < len(fitted)
+    several = any(point.rates > 1 for point in points)
+    label = ", ".join(filter(None, [recipe, "lr tuned" if tuned else "several lr" if several else ""]))
     first, problem = group[0], _problem(points)
     made = Regimes(
-        task, label, first.target, first.metric_name, points, None, None, None, None, problem=problem
+        *(task, label, first.target, first.metric_name, points, None, None, None, None),
+        problem=problem,
+        tuned=tuned,
+        edge=edge,
+        family=family,
     )
     if made.problem is None:
         made = _fitted(made)
@@ -93,63 +113,18 @@ def _regimes(task: str, recipe: str, group: Sequence[RunRecord]) -> Regimes:
 
 
 def _fitted(made: Regimes) -> Regimes:
-    s_min, b_crit = estimate(tuple(seen for point in made.points if (seen := _observed(point))))
+    s_min, b_crit = estimate(tuple(seen for point in made.points if (seen := point.observation)))
+    if is_open_below(b_crit) and is_open_above(b_crit):
+        return made._replace(
+            problem=f"the steps vary too much at these batches: any critical batch "
+            f"from {rounded(b_crit.low)} to {rounded(b_crit.high)} fits them"
+        )
     return made._replace(
         s_min=s_min,
         b_crit=b_crit,
         perfect_until=Estimate(*(PERFECT * value for value in b_crit)),
         maximal_from=Estimate(*(MAXIMAL * value for value in b_crit)),
     )
-
-
-def _observed(point: BatchPoint) -> Observation | None:
-    if point.steps is not None:
-        return Observation(point.batch, point.steps, point.spread)
-    return Observation(point.batch, point.bound, censored=True) if point.bound else None
-
-
-def _batch_point(size: int, group: Sequence[RunRecord]) -> BatchPoint:
-    """The point of the best recipe; Shallue et al. tune for each batch, too."""
-    recipes: dict[str, list[RunRecord]] = {}
-    for record in group:
-        recipes.setdefault(groups.recipe_key(record), []).append(record)
-    tried = [_tried(size, found) for found in recipes.values()]
-    arrived = [point for point in tried if point.steps is not None]
-    if arrived:
-        return min(arrived, key=lambda point: (point.steps or math.inf, point.recipe_line))
-    bounds = [point.bound for point in tried if point.bound is not None]
-    # the steps of the best learning rate are only known to exceed the smallest bound
-    best = min(tried, key=lambda point: (-point.reached / point.of, point.recipe_line))
-    return best._replace(bound=min(bounds, default=None))
-
-
-def _tried(size: int, group: Sequence[RunRecord]) -> BatchPoint:
-    arrived = [record for record in group if groups.succeeded(record)]
-    late = [record for record in group if not groups.succeeded(record)]
-    values = [each.steps for record in arrived if (each := crossing(record)) is not None]
-    found = censored(values, [record.steps for record in late])
-    # a run that diverged would never have reached the target: it gives no bound
-    bounds = [record.steps for record in late if record.status != "diverged"]
-    return BatchPoint(
-        batch=size,
-        steps=found.median if found else None,
-        low=found.low if found else None,
-        high=found.high if found else None,
-        reached=len(arrived),
-        of=len(group),
-        bound=None if found else min(bounds, default=None),
-        spread=_spread(found, arrived),
-        recipe_line=group[0].recipe_line,
-    )
-
-
-def _spread(found: Summary | None, arrived: Sequence[RunRecord]) -> float:
-    """The spread of log steps: between seeds, and from the distance between evaluations."""
-    if found is None:
-        return 0.0
-    seeds = math.log(found.high / found.low) / 2 if found.low > 0 else 0.0
-    crossings = [each.spread for record in arrived if (each := crossing(record)) is not None]
-    return math.hypot(seeds, max(crossings, default=0.0))
 
 
 def _problem(points: Sequence[BatchPoint]) -> str | None:
@@ -166,14 +141,53 @@ def _problem(points: Sequence[BatchPoint]) -> str | None:
     return None
 
 
+def opening(fits: Iterable[Regimes]) -> str:
+    """The sentence about the batch for the opening answer; empty if no learning rate was tuned per batch."""
+    fit = next((fit for fit in fits if fit.tuned and fit.perfect_until is not None), None)
+    if fit is None or fit.perfect_until is None:
+        return ""
+    return " ".join(filter(None, [_beyond(fit, fit.perfect_until), edge_sentence(fit)]))
+
+
+def edge_sentence(fit: Regimes) -> str:
+    """At which batches a better learning rate may lie outside of those that were tried."""
+    if not fit.edge or not any(point.rates > 1 for point in fit.points):
+        return ""
+    batches = formatting.plural(len(fit.edge), "batch", "batches").partition(" ")[2]
+    return (
+        f"At {batches} {_listed(fit.edge)} the best learning rate is the smallest or largest that was tried: "
+        f"a better one may lie outside."
+    )
+
+
+def recipe_phrase(fit: Regimes) -> str:
+    """What a sentence about the curve has to begin with: empty if the rate was tuned for each batch."""
+    if fit.tuned:
+        return ""
+    several = all(point.rates > 1 for point in fit.points if point.steps is not None)
+    return "For the learning rates that were tried" if several else "For this recipe"
+
+
 def _sentence(fit: Regimes) -> str:
     if fit.problem or fit.perfect_until is None or fit.maximal_from is None:
         return f"No regimes: {fit.problem}."
     least, most = fit.points[0].batch, fit.points[-1].batch
-    return f"{_perfect(fit.perfect_until, least, most)} {_maximal(fit.maximal_from, least, most)}"
+    text, phrase = _perfect(fit.perfect_until, least, most), recipe_phrase(fit)
+    if phrase:
+        text = f"{phrase}, {text[0].lower()}{text[1:]}"
+    return " ".join(filter(None, [text, _maximal(fit.maximal_from, least, most), edge_sentence(fit)]))
+
+
+def _beyond(fit: Regimes, until: Estimate) -> str:
+    least, most = fit.points[0].batch, fit.points[-1].batch
+    if not least <= until.value <= most:
+        return _perfect(until, least, most)
+    return f"Beyond batch {about(until)} doubling the batch no longer halves the steps."
 
 
 def _perfect(until: Estimate, least: int, most: int) -> str:
+    if until.low < least and until.high > most:
+        return "Up to which batch doubling it halves the steps cannot be told from these runs."
     if until.value < least:
         text = f"From batch {least:,}, the smallest that was run, doubling the batch does not halve the steps"
         return text + (f" (at best up to {rounded(until.high)})." if until.high > least else ".")
@@ -185,19 +199,41 @@ def _perfect(until: Estimate, least: int, most: int) -> str:
 
 def _maximal(start: Estimate, least: int, most: int) -> str:
     if start.value > most:
-        return f"The batch from which more brings nothing is beyond the {most:,} that were run."
+        sure = f" (from {rounded(start.low)} on is possible)" if start.low < most else ""
+        return f"The batch from which more brings nothing is beyond the {most:,} that were run{sure}."
     if start.value < least:
-        return f"From batch {least:,}, the smallest that was run, a larger one brings almost nothing."
+        late = f" (at the latest from {rounded(start.high)} on)" if start.high > least else ""
+        return f"From batch {least:,}, the smallest that was run, a larger one brings almost nothing{late}."
     return f"From batch {about(start)} on a larger one brings almost nothing."
 
 
+def is_open_above(value: Estimate) -> bool:
+    """Whether the runs do not determine how large it is at most."""
+    return value.high > OPEN * value.value
+
+
+def is_open_below(value: Estimate) -> bool:
+    """Whether the runs do not determine how small it is at least."""
+    return OPEN * value.low < value.value
+
+
 def about(value: Estimate) -> str:
-    """`430 (370 to 490)`, with two digits; an upper end that is not determined is left out."""
-    if value.high > OPEN * value.value:
+    """`430 (370 to 490)`, with two digits; an end that is not determined is left out."""
+    if is_open_above(value) and is_open_below(value):
+        return "unknown"
+    if is_open_above(value):
         return f"{rounded(value.value)} (at least {rounded(value.low)})"
+    if is_open_below(value):
+        return f"{rounded(value.value)} (at most {rounded(value.high)})"
     return f"{rounded(value.value)} ({rounded(value.low)} to {rounded(value.high)})"
 
 
 def rounded(value: float) -> str:
     """The value with two digits, as precise as a fit is: `430`, `12,000`, `0.43`."""
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _listed(batches: Sequence[int]) -> str:
+    """`32`, `32 and 64`, `32, 64 and 8,192`."""
+    named = [f"{batch:,}" for batch in batches]
+    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
