@@ -58,12 +58,13 @@ def judge(results: Results) -> Finding:
             plots.append(_plot(task, update, plain, aware))
     if not parts:
         return unsettled(
-            "this needs an asynchronous strategy and one worker, with updates of the same size (batch / workers)"
+            "this needs an asynchronous strategy and one worker, with updates of the same size (batch / "
+            "workers)"
         )
     beside = (
         "Published (Zhang et al. 2016): staleness is about the number of learners; with 30 of them plain "
-        "asynchronous SGD fails on CIFAR-10, and with rates divided by the staleness it equals the synchronous "
-        "one."
+        "asynchronous SGD fails on CIFAR-10, and with rates divided by the staleness it equals the "
+        "synchronous one."
     )
     return together(parts, table, beside, plots)
 
@@ -85,7 +86,10 @@ def _doses(records: Sequence[RunRecord], *, aware: bool) -> list[Dose]:
         if groups.attempted(record) and (free or (_synchronous(record) and not aware)):
             found.setdefault(record.spec.workers, []).append(record)
     doses = [
-        min((_dose(aware, workers, group) for group in rates(mine)), key=lambda dose: (-dose.reached, dose.mean))
+        min(
+            (_dose(aware, workers, group) for group in rates(mine)),
+            key=lambda dose: (-dose.reached, dose.mean),
+        )
         for workers, mine in found.items()
     ]
     return sorted(doses, key=lambda dose: dose.staleness)
@@ -150,15 +154,15 @@ def _cure(records: Sequence[RunRecord], plain: Sequence[Dose]) -> list[Part]:
     sides: dict[int, dict[bool, list[RunRecord]]] = {}
     for record in records:
         if record.spec.traits.asynchronous and float(record.recipe.get("lr") or 0.0) == best:
-            aware = bool(groups.option(record, AWARE))
-            sides.setdefault(record.spec.workers, {}).setdefault(aware, []).append(record)
-    both = {workers: side for workers, side in sides.items() if len(side) == 2}
+            side = sides.setdefault(record.spec.workers, {})
+            side.setdefault(bool(groups.option(record, AWARE)), []).append(record)
+    both = {workers: found for workers, found in sides.items() if len(found) == 2}
     if not both:
         return []
     workers = max(both)
-    aware, without = (by_seed(both[workers][side], _learned) for side in (True, False))
+    aware, without = (by_seed(both[workers][which], _learned) for which in (True, False))
     found = difference(aware, without)
-    with_it, alone = (sum(side.values()) / len(side) for side in (aware, without))
+    with_it, alone = (sum(each.values()) / len(each) for each in (aware, without))
     diverged = sum(record.status == "diverged" for record in both[workers][False])
     text = (
         f"at the rate that is best without staleness ({best:g}), {workers} workers reach "
@@ -226,10 +230,10 @@ ASYNCHRONY = Claim(
     judge,
     "30 min",
     [
-        "Every update is made of 64 samples whatever the number of workers, so that staleness is the only thing "
-        "that grows; the reference is one worker with batch 64. Workers outnumber the cores: this is about "
-        "samples, and seconds do not count.",
-        "For each staleness the best of several rates counts. A run that does not reach the target counts with "
-        "the samples that it saw, which is a lower bound.",
+        "Every update is made of 64 samples whatever the number of workers, so that staleness is the only "
+        "thing that grows; the reference is one worker with batch 64. Workers outnumber the cores: this is "
+        "about samples, and seconds do not count.",
+        "For each staleness the best of several rates counts. A run that does not reach the target counts "
+        "with the samples that it saw, which is a lower bound.",
     ],
 )

@@ -17,8 +17,13 @@ from manyhands.records.study_results import Results
 
 LOST = 0.01  # of accuracy: less than a point counts as nothing
 END = "end"
-STABLE = ("mnist-", "digits-")  # tasks whose networks are stable from their initialization (Frankle et al. 2020)
-FEWER = 0.9  # times H: at least so many fewer bytes; buffers of batch norm and the last average are a few more
+STABLE = (
+    "mnist-",
+    "digits-",
+)  # tasks whose networks are stable from their initialization (Frankle et al. 2020)
+FEWER = (
+    0.9  # times H: at least so many fewer bytes; buffers of batch norm and the last average are a few more
+)
 
 
 class Averaged(NamedTuple):
@@ -73,7 +78,8 @@ def _averaged(records: Sequence[RunRecord]) -> list[Averaged]:
         found.setdefault(int(every) if str(every).isdecimal() else str(every), []).append(record)
     order = sorted(found, key=lambda every: (isinstance(every, str), every if isinstance(every, int) else 0))
     return [
-        Averaged(every, by_seed(found[every], _accuracy), _sent(found[every]), found[every]) for every in order
+        Averaged(every, by_seed(found[every], _accuracy), _sent(found[every]), found[every])
+        for every in order
     ]
 
 
@@ -83,7 +89,9 @@ def _accuracy(record: RunRecord) -> float:
 
 def _sent(records: Sequence[RunRecord]) -> float:
     """Bytes per worker in training, the mean over runs."""
-    return sum(sum(each["bytes"] for each in record.traffic[-1].values()) for record in records) / len(records)
+    return sum(sum(each["bytes"] for each in record.traffic[-1].values()) for record in records) / len(
+        records
+    )
 
 
 def _lost(each_step: Averaged, each: Averaged) -> Estimate:
@@ -182,11 +190,12 @@ AVERAGING = Claim(
     judge,
     "20 min",
     [
-        "Accuracies are compared on the same seed. The largest H that loses nothing lies between the last that "
-        "surely loses less than a point and the first that surely loses more.",
+        "Accuracies are compared on the same seed. The largest H that loses nothing lies between the last "
+        "that surely loses less than a point and the first that surely loses more.",
         "The network is not stable from its initialization: copies that start from the same parameters drift "
-        "apart. Small networks on MNIST are stable (Frankle et al. 2020), and could not show what one average at "
-        "the end costs.",
-        "The papers have no figure of accuracy against H for this network; beside the accuracy are the bytes.",
+        "apart. Small networks on MNIST are stable (Frankle et al. 2020), and could not show what one "
+        "average at the end costs.",
+        "The papers have no figure of accuracy against H for this network; beside the accuracy are the "
+        "bytes.",
     ],
 )

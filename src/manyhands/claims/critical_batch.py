@@ -177,7 +177,10 @@ def _published() -> Plot:
         "simple CNN on MNIST to 99 %, published",
         "batch",
         "steps to the target",
-        [Line("measured", [Dot(batch, steps) for batch, steps in points.items()]), _halving(1, points[1], 2048)],
+        [
+            Line("measured", [Dot(batch, steps) for batch, steps in points.items()]),
+            _halving(1, points[1], 2048),
+        ],
         log_x=True,
         log_y=True,
     )
@@ -202,8 +205,8 @@ CRITICAL_BATCH = Claim(
     judge,
     "10 min",
     [
-        "For each batch the best of several learning rates counts, as in the paper; a rate counts if all of its "
-        "seeds reach the target. The moment of reaching it is interpolated between evaluations.",
+        "For each batch the best of several learning rates counts, as in the paper; a rate counts if all of "
+        "its seeds reach the target. The moment of reaching it is interpolated between evaluations.",
         f"A doubling that saves at least {formatting.percent(1 - 2**-STEEP)} of the steps counts as halving "
         f"them, one that saves at most {formatting.percent(1 - 2**-FLAT)} as saving nothing to speak of.",
         "The target is lower than the published 99 %, so there are fewer steps: compare the shape.",

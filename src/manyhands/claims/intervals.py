@@ -98,4 +98,4 @@ def _crossing(before: Level, after: Level, allowed: float) -> float:
     """Where a straight line over log x reaches what is allowed."""
     rise = after.lost.value - before.lost.value
     share = (allowed - before.lost.value) / rise if math.isfinite(rise) and rise > 0 else 0.0
-    return before.x * (after.x / before.x) ** min(1.0, max(0.0, share))
+    return before.x * math.pow(after.x / before.x, min(1.0, max(0.0, share)))

@@ -220,9 +220,9 @@ LARGE_BATCH = Claim(
     "15 min",
     [
         "Errors are compared on the same seed, relative to those at the smallest batch. A run that diverges "
-        "counts as all wrong. The knee lies between the last batch that surely has at most 10 % more errors and "
-        "the first that surely has more.",
-        f"Only batches that were trained for {STEPS} steps are judged: with fewer no recipe has a chance. The "
-        "paper trains its largest batch for thousands.",
+        "counts as all wrong. The knee lies between the last batch that surely has at most 10 % more errors "
+        "and the first that surely has more.",
+        f"Only batches that were trained for {STEPS} steps are judged: with fewer no recipe has a chance. "
+        "The paper trains its largest batch for thousands.",
     ],
 )

@@ -10,8 +10,8 @@ GOYAL = {
 }  # fmt: skip
 GOYAL_NO_WARM_UP = {8192: (24.84, 0.37)}
 
-# Shallue et al. 2018 (arXiv 1811.03600), figure 1, digitized (+-0.065 in log2): steps to 99 % with a simple CNN
-# on MNIST, Nesterov momentum, tuned for each batch
+# Shallue et al. 2018 (arXiv 1811.03600), figure 1, digitized (+-0.065 in log2): steps to 99 % with a simple
+# CNN on MNIST, Nesterov momentum, tuned for each batch
 SHALLUE = {
     1: 65536, 2: 32043, 8: 9161, 32: 2395, 128: 685, 512: 306, 2048: 179, 8192: 196, 32768: 164, 55000: 137,
 }  # fmt: skip
@@ -25,8 +25,8 @@ MCCANDLISH = {
     "ImageNet": ((1000, 4000), (15000, 30000)),
 }
 
-# TensorFlow benchmarks page, 2017: images/s of VGG-16 (synthetic data, replicated, NCCL) on one to eight P100 of a
-# DGX-1 (64 per GPU), and with a parameter server on K80 of EC2 (32 per GPU)
+# TensorFlow benchmarks page, 2017: images/s of VGG-16 (synthetic data, replicated, NCCL) on one to eight
+# P100 of a DGX-1 (64 per GPU), and with a parameter server on K80 of EC2 (32 per GPU)
 VGG16 = {
     "DGX-1, P100": {1: 154.0, 2: 295.0, 4: 584.0, 8: 1081.0},
     "EC2, K80": {1: 36.3, 2: 69.4, 4: 141.0, 8: 260.0},
@@ -35,7 +35,7 @@ VGG16 = {
 # Zhang et al. 2016 (arXiv 1511.05950): mean staleness is about the number of learners; with 30 of them plain
 # asynchronous SGD fails on CIFAR-10, and with rates divided by the staleness it equals the synchronous one.
 
-# vDNN, Rhu et al. 2016 (arXiv 1602.08124): share of the average GPU memory that is saved, and the time lost by
-# VGG-16 at batch 256, which needs 28 GB, on 12 GB
+# vDNN, Rhu et al. 2016 (arXiv 1602.08124): share of the average GPU memory that is saved, and the time lost
+# by VGG-16 at batch 256, which needs 28 GB, on 12 GB
 VDNN_SAVED = {"AlexNet": 0.89, "OverFeat": 0.91, "GoogLeNet": 0.95}
 VDNN_SLOWER = 0.18

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from manyhands.analysis import groups
+from manyhands.analysis.pairs import Compared
 from manyhands.analysis.scaling import Curve, Point, curves, points
 from manyhands.claims import published
 from manyhands.claims.base import Claim, Finding, Part, Row, together, unsettled
 from manyhands.claims.plots import Dot, Line, Plot
-from manyhands.claims.rounds import Compared, compare
+from manyhands.claims.rounds import compare
 from manyhands.core import formatting
 from manyhands.core.registry.strategies import DATA_PARALLEL
 from manyhands.core.statistics import Estimate, Summary, ratio
@@ -61,7 +62,8 @@ def _faster(results: Results, task: str, data: RunRecord, model: RunRecord) -> P
     found = Estimate(seen.ratio.median, seen.ratio.low, seen.ratio.high)
     text = (
         f"{task}: {who} runs {found.value:.2f}x ({found.low:.2f}x to {found.high:.2f}x) as fast as "
-        f"{groups.variant(model)}, the fastest model-parallel strategy ({formatting.plural(seen.rounds, 'round')})"
+        f"{groups.variant(model)}, the fastest model-parallel strategy "
+        f"({formatting.plural(seen.rounds, 'round')})"
     )
     few = f"{formatting.plural(seen.rounds, 'paired round')} of the {ROUNDS} that are needed"
     weak = few if seen.rounds < ROUNDS else ""
@@ -149,13 +151,18 @@ def _slower(curve: Curve, scaling: Sequence[Curve]) -> Part:
         text += f"; {max(point.workers for point in crowded)} workers share the cores, which is not the claim"
     weak = "" if most.workers >= MANY else "only as oversubscription: the cores suffice for too few workers"
     settles = f"several hosts with {MANY} workers or more would settle it"
-    return Part("the most workers, relative to fewer", found, 1.0, False, text, weak, settles=settles, unit="x")
+    return Part(
+        "the most workers, relative to fewer", found, 1.0, False, text, weak, settles=settles, unit="x"
+    )
 
 
 def _scaling_plot(curve: Curve) -> Plot:
     ordered = sorted(curve.points, key=lambda point: point.workers)
     fair, crowded = _fair(curve), [point for point in ordered if point.crowded]
-    lines = [_rates("a core for every thread", fair), _rates("more threads than cores", [*fair[-1:], *crowded])]
+    lines = [
+        _rates("a core for every thread", fair),
+        _rates("more threads than cores", [*fair[-1:], *crowded]),
+    ]
     return Plot(
         f"{curve.task}, {curve.variant}",
         "workers",
@@ -192,8 +199,8 @@ DATA_OR_MODEL = Claim(
     _data_or_model,
     "10 min",
     [
-        f"Speeds are compared in pairs: in each round the two are measured next to each other, so that what the "
-        f"machine does meanwhile cancels. {ROUNDS} rounds are needed.",
+        "Speeds are compared in pairs: in each round the two are measured next to each other, so that what "
+        f"the machine does meanwhile cancels. {ROUNDS} rounds are needed.",
         "The papers compare other networks on GPUs; no figure of theirs has these axes.",
     ],
 )
@@ -204,7 +211,7 @@ MORE_WORKERS = Claim(
     _more_workers,
     "5 min",
     [
-        "Only counts with a core for every thread are judged: workers that share a core are slower for another "
-        "reason than the claim's.",
+        "Only counts with a core for every thread are judged: workers that share a core are slower for "
+        "another reason than the claim's.",
     ],
 )
