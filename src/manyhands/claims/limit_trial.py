@@ -20,10 +20,12 @@ class Outcome(BaseModel):
 
     exit: int  # 0 if it trained; negative: the signal that ended it
     said: str = ""  # the last line that it printed
+    killed: bool = False  # whether the system ended it, or a process of its own, because of the limit
 
     @property
     def trained(self) -> bool:
-        return self.exit == 0
+        """Whether it made all of its steps."""
+        return self.exit == 0 and not self.killed
 
 
 class LimitTrial(BaseModel):
@@ -39,10 +41,12 @@ class LimitTrial(BaseModel):
 
     @property
     def plain_failed(self) -> bool:
-        return self.plain is not None and not self.plain.trained
+        """Whether the limit ended it; any other failure says nothing about memory."""
+        return self.plain is not None and self.plain.killed
 
     @property
     def offloaded_trained(self) -> bool:
+        """Whether it made all of its steps."""
         return self.offloaded is not None and self.offloaded.trained
 
 
