@@ -15,7 +15,7 @@ from conftest import Answer
 from manyhands.core.errors import UsageError
 from manyhands.records.study_results import Results, StudyFolder
 from manyhands.report import page
-from manyhands.study import calibration, execute
+from manyhands.study import calibration, execute, timed_cells
 from manyhands.study.journal_history import History
 from manyhands.study.study_file import Study
 from manyhands.study.view import NoView
@@ -203,7 +203,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
         self._seconds = list(seconds)
         monkeypatch.setattr(calibration, "measure", self.measure)
-        monkeypatch.setattr(execute, "FRESH", 1e9)  # on a busy machine a second is soon over
+        monkeypatch.setattr(timed_cells, "FRESH", 1e9)  # on a busy machine a second is soon over
 
     def measure(self) -> float:
         return self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0]
@@ -258,7 +258,7 @@ def test_on_a_machine_that_is_always_busy_little_is_repeated(
 ) -> None:
     """A study of five minutes took fifteen."""
     Machine(monkeypatch, 1.0, 1.0, 1.8)
-    monkeypatch.setattr(execute, "GRACE", 0.0)
+    monkeypatch.setattr(timed_cells, "GRACE", 0.0)
     results = run(study("[[grid]]\ntask = 'quadratic'\nepochs = 1\nseed = [0, 1]\n"), here / "out")
     assert len(results.records) == 2
     assert results.repeated == []

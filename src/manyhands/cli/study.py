@@ -66,7 +66,7 @@ def study(
 
     if not 1 <= jobs <= most_ranks():
         raise UsageError(f"--jobs must be from 1 to {most_ranks():,} on this machine, got {shown(jobs)}")
-    plan = files.read(files.find(file), lambda text: None if quiet else _say(text))
+    plan = files.with_baselines(files.read(files.find(file), lambda text: None if quiet else _say(text)))
     folder = usable(out or Path("results") / plan.name)
     if dry_run:
         found = preview.preview(plan, folder, jobs)

@@ -1,8 +1,8 @@
 """A gate in shared memory at which the workers of a run sleep between two blocks of a measurement.
 
-The parent opens the gate for a block, closes it, and at last ends the run. Each worker comes to the gate after
-every step, and writes what it has done in this block into its own slot. The parent reads the slots when the
-workers sleep:
+The parent opens the gate for a block, closes it, and at last ends the run. Each worker comes to the gate
+after every step, and writes what it has done in this block into its own slot. The parent reads the slots when
+the workers sleep:
 
     parent   open ........................ close                open ...
     rank 0        step step step step step step | sleeps             | step step
@@ -25,7 +25,8 @@ from manyhands.core.atomic_files import open_regular
 
 NAP = 0.01  # seconds between two looks of a worker that sleeps at the gate
 WORDS = 8  # of a slot, of eight bytes each: no two slots share a cache line
-_OPEN, _OVER, _LAST = range(3)  # the head: number of the open block or 0; the run is over; sleep after this step
+# the head: number of the open block or 0; whether the run is over; sleep after this step; time it was closed
+_OPEN, _OVER, _LAST, _CLOSED = range(4)
 _BLOCK, _ENDED, _STEPS, _SAMPLES, _TIME = range(5)  # a slot
 
 
@@ -58,16 +59,21 @@ class PauseGate:
         self.path, self.ranks = path, ranks
         self._head, *self._slots = _mapped(path, ranks, os.O_CREAT | os.O_TRUNC)
         self._block = 0
+        self._closed_at: int | None = None
 
     def open(self) -> None:
         """Let the workers run a new block."""
         self._block += 1
+        if self._closed_at is not None:
+            self._head[_CLOSED] += time.monotonic_ns() - self._closed_at
+        self._closed_at = None
         self._head[_LAST] = 0
         self._head[_OPEN] = self._block  # last: a worker that sees it may go on
 
     def close(self) -> None:
         """Let the workers sleep after one of the next steps."""
         self._head[_OPEN] = 0
+        self._closed_at = time.monotonic_ns()
 
     def end(self) -> None:
         """Let the run end."""
@@ -100,6 +106,11 @@ class WorkerGate:
     def over(self) -> bool:
         """Whether the run is to end."""
         return bool(self._head[_OVER])
+
+    @property
+    def seconds_closed(self) -> float:
+        """For how long the gate was closed, in all."""
+        return self._head[_CLOSED] / 1e9
 
     def mark(self, totals: Progress) -> None:
         """Write what this worker has done since its first step of this block."""

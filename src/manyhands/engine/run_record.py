@@ -68,7 +68,7 @@ def report_rank(
     hardware.synchronize()  # work that the device still has to do is a part of the run
     peak = hardware.most()
     return RankReport(
-        phases={name: spent for name, spent in context.clock.stopped().items() if name != PAUSED},
+        phases=_phases(context.clock.stopped(), trainer.pauses.seconds_missed),
         peak_memory=peak,
         memory=training_memory or peak,
         host_memory=environment.peak_memory(),
@@ -78,6 +78,13 @@ def report_rank(
         samples_per_second=step_timer.samples_per_second,
         traced=step_timer.traced,
     )
+
+
+def _phases(spent: dict[str, float], missed: float) -> dict[str, float]:
+    """Seconds by phase without pauses, also those that a rank without steps took for waiting."""
+    running = {name: seconds for name, seconds in spent.items() if name != PAUSED}
+    idle = max(training_phases(running), key=running.__getitem__)
+    return {**running, idle: max(0.0, running[idle] - missed)}
 
 
 def make_record(

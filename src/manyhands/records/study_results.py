@@ -71,8 +71,8 @@ class Without(NamedTuple):
 class Block(NamedTuple):
     """A few seconds of a paired cell, while all other cells of the study slept.
 
-    The blocks of a task are in the order in which they were measured. A block of the baseline (one worker with
-    one thread) comes before and after every other block, so that a ratio of neighbors cancels what the machine
+    The blocks are in the order in which they were measured. A block of the baseline (one worker with one
+    thread) comes before and after every other block, so that a ratio of neighbors cancels what the machine
     did meanwhile.
     """
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from manyhands.callbacks.base import Callback
 from manyhands.core import formatting
 from manyhands.core.errors import DataUnavailableError, InterruptedRunError, ManyhandsError
-from manyhands.core.statistics import NOISY
 from manyhands.records.record import RunRecord
-from manyhands.records.study_results import Cell, JournalWriter, Results, StudyFolder
-from manyhands.study import calibration
-from manyhands.study.attempt import CannotWorkError, attempt, in_own_process, is_settled, ruled_out, tidy
+from manyhands.records.study_results import Block, Cell, JournalWriter, Results, StudyFolder, block_of
+from manyhands.study.attempt import CannotWorkError, attempt, in_own_process, ruled_out, tidy
 from manyhands.study.grid import unique
 from manyhands.study.journal_history import History
+from manyhands.study.paired import Comparison, comparisons
+from manyhands.study.paired_cells import own_learning_cells
 from manyhands.study.parallel_cells import run_parallel
 from manyhands.study.study_file import Study
 from manyhands.study.study_state import CellState, StudyState
-
-AGAIN = 2  # a cell is repeated at most this often because the machine was busy
-REPEATING, GRACE = 0.25, 30.0  # at most this share of the time goes into repeats, or this many seconds
-FRESH = 1.0  # seconds for which a calibration is also valid for the next cell
+from manyhands.study.timed_cells import TimedCells
+from manyhands.study.warm_run import BlockSpeed
 
 
 class StudyView(Protocol):
@@ -48,15 +46,6 @@ class StudyView(Protocol):
         """Called regularly while cells run in other processes."""
 
     def close(self) -> None: ...
-
-
-class Try(NamedTuple):
-    """One run of a timed cell."""
-
-    run: str  # the name of its folder
-    noise: float  # by how much the machine was slower than at its best
-    record: RunRecord
-    seconds: float
 
 
 def execute(study: Study, out: Path, view: StudyView, jobs: int = 1) -> Results:
@@ -90,15 +79,30 @@ class Execution:
         self._study, self._folder, self._journal, self._view = study, folder, journal, view
         self._history = History(folder.events(), socket.gethostname())
         self._began: float | None = None  # when the first cell began: every session runs at least one
-        self._calibrated = -FRESH  # time of the last calibration
-        self._repeating = 0.0  # seconds spent on repeats
+        self._timed = TimedCells(self, self._history, journal.write, study.budget)
         self.state = StudyState(study)
 
     def run(self, jobs: int) -> None:
         """Run all cells that are left one at a time; untimed ones with one rank, `jobs` at a time."""
         self._open(self._with_fallback(self._study.cells))
         self._view.begun(self.state, self._folder.path)
-        left = self.state.of("left")
+        for text in self._study.notes:
+            self._view.say(text)
+        self._run_cells(jobs)
+        if more := own_learning_cells(self._study.compared, self.state.records):
+            self._open([*self._cells, *more])
+            self._run_cells(jobs)
+        self._compare()
+        if reason := self._over():
+            count = len(self.state.of("left"))
+            if count:
+                self._journal.write("over", reason=reason)
+                self._view.say(
+                    f"{reason}: {formatting.plural(count, 'cell')} left; run the same command to continue"
+                )
+
+    def _run_cells(self, jobs: int) -> None:
+        left = [entry for entry in self.state.of("left") if not entry.cell.paired]
         together = [
             entry for entry in left if jobs > 1 and not entry.cell.timed and entry.cell.spec.ranks == 1
         ]
@@ -107,13 +111,20 @@ class Execution:
                 self._take(entry)
         if together and not self.is_over():
             run_parallel(together, jobs, self)
-        if reason := self._over():
-            count = len(self.state.of("left"))
-            if count:
-                self._journal.write("over", reason=reason)
-                self._view.say(
-                    f"{reason}: {formatting.plural(count, 'cell')} left; run the same command to continue"
-                )
+
+    def _compare(self) -> None:
+        """Measure the paired cells, task by task; each has its share of the time that is left."""
+        left = comparisons([entry for entry in self.state.of("left") if entry.cell.paired])
+        for number, entries in enumerate(left):
+            able = [entry for entry in entries if not self._rule_out(entry)]
+            if not able:
+                continue
+            self._began = self._began or time.monotonic()
+            end = math.inf if self._study.budget is None else self._began + self._study.budget
+            now = time.monotonic()
+            until = now + (end - now) / (len(left) - number)
+            measured = Comparison(able, self._history.blocks, self._study.block, self)
+            measured.run(self._study.rounds, until, {})
 
     # ------------------------------------------------------------------ opening the study
     def _with_fallback(self, cells: list[Cell]) -> list[Cell]:
@@ -143,6 +154,7 @@ class Execution:
 
     def _open(self, cells: list[Cell]) -> None:
         study, entries = self._study, self.state.entries
+        self._cells = cells
         everything = [*cells, *(without.cell for without in study.excluded)]
         self._journal.write(
             "study",
@@ -155,10 +167,13 @@ class Execution:
             command=sys.argv,
             cells=[cell.to_json() for cell in everything],
         )
+        self._history.take({"event": "study"})
         for cell in cells:
+            if cell.key in entries:
+                continue
             entry = entries[cell.key] = CellState(cell)
             event = self._history.finished(cell)
-            record = self._kept(event, cell) if event else None
+            record = self.kept(event, cell) if event else None
             if event and record is not None:
                 entry.state, entry.record, entry.earlier = "finished", record, True
                 self._tidy(event["run"])
@@ -166,7 +181,7 @@ class Execution:
             entries[cell.key] = CellState(cell, "excluded", reason=reason)
             self._exclude(cell, reason)
 
-    def _kept(self, event: dict[str, Any], cell: Cell) -> RunRecord | None:
+    def kept(self, event: dict[str, Any], cell: Cell) -> RunRecord | None:
         """Return the record of an earlier session; if it is damaged, the cell is run again."""
         try:
             return self._folder.record(event, cell)
@@ -175,69 +190,37 @@ class Execution:
             return None
 
     # ------------------------------------------------------------------ one cell
-    def _take(self, entry: CellState) -> None:
-        if reason := ruled_out(entry.cell.spec):
+    def _rule_out(self, entry: CellState) -> bool:
+        """Whether a cell cannot work with its task's data or model; then it is excluded."""
+        reason = ruled_out(entry.cell.spec)
+        if reason:
             self._fail(entry, "excluded", "", reason)
+        return reason is not None
+
+    def _take(self, entry: CellState) -> None:
+        if self._rule_out(entry):
             return
         self.begin(entry)
         if entry.cell.timed:
-            self._timed(entry)
+            self._timed.run(entry)
             return
         name = self.start(entry)
-        self.end(entry, name, lambda: self._attempt(entry, name))
+        if (record := self.attempt(entry, name)) is not None:
+            self.finish(entry, name, record)
 
-    def _timed(self, entry: CellState) -> None:
-        """Run a timed cell, and repeat it if the machine was busy; the run with the least noise counts."""
-        cell = entry.cell
-        tries = self._earlier_tries(cell)
-        while not tries or self._worth_another(tries):
-            before = self._before(cell, again=bool(tries))
-            name, began = self.start(entry), time.monotonic()
-            record = self._outcome(entry, name, partial(self._attempt, entry, name), bool(tries))
-            if record is None:
-                break
-            seconds = time.monotonic() - began
-            noise = (before + self._calibrate()) / 2 / self._history.best - 1
-            if tries:
-                self._repeating += seconds
-            tries.append(Try(name, noise, record, max(seconds, record.seconds)))
-            if self._worth_another(tries):
-                self._again(cell, tries[-1])
-                slower = f"the machine was {formatting.percent(noise)} slower than at its best"
-                self._view.note(entry, f"running it again: {slower}")
-        if not tries:
-            return
-        best = min(reversed(tries), key=lambda each: each.noise)
-        for each in tries:
-            if each is not best and each.run not in self._history.repeated_runs(cell):
-                self._again(cell, each)
-        self.finish(entry, best.run, best.record, best.noise)
+    def attempt(self, entry: CellState, name: str, tried: bool = False) -> RunRecord | None:
+        """Run a cell in this folder; None if it failed: that is journaled unless another try has a record."""
 
-    def _earlier_tries(self, cell: Cell) -> list[Try]:
-        """Return the runs of an earlier session that was stopped before it chose one of them."""
-        found = []
-        for event in self._history.repeated(cell):
-            record = self._kept(event, cell)
-            if record is not None:
-                found.append(Try(event["run"], event["noise"], record, record.seconds))
-        return found
+        def run() -> RunRecord:
+            spec, folder = in_own_process(entry.cell.spec), self._folder.path / name
+            return attempt(spec, folder, self._view.callback(entry))
 
-    def _worth_another(self, tries: list[Try]) -> bool:
-        if min(each.noise for each in tries) <= NOISY or len(tries) > AGAIN:
-            return False
-        if tries[-1].record.status == "diverged":
-            return False
-        budget, spent, more = self._study.budget, self._spent(), tries[-1].seconds
-        if self._repeating + more > max(GRACE, REPEATING * spent):  # for machines that are always busy
-            return False
-        return budget is None or spent + more <= budget
+        return self._outcome(entry, name, run, tried)
 
-    def _again(self, cell: Cell, done: Try) -> None:
-        self._write("repeated", cell, run=done.run, noise=round(done.noise, 4))
-        self._tidy(done.run)
-
-    def _attempt(self, entry: CellState, name: str) -> RunRecord:
-        return attempt(in_own_process(entry.cell.spec), self._folder.path / name, self._view.callback(entry))
+    def repeat(self, cell: Cell, name: str, noise: float) -> None:
+        """Journal a run that was too noisy."""
+        self._write("repeated", cell, run=name, noise=round(noise, 4))
+        self._tidy(name)
 
     def _outcome(
         self, entry: CellState, name: str, result: Callable[[], RunRecord], tried: bool = False
@@ -247,13 +230,15 @@ class Execution:
             return result()
         except InterruptedRunError:
             raise
-        except CannotWorkError as error:
-            self._fail(entry, "excluded", name, str(error))
         except Exception as error:  # noqa: BLE001 (a task's own code may raise anything: other cells still run)
-            text = str(error) if isinstance(error, ManyhandsError) else f"{type(error).__name__}: {error}"
-            if not tried:
-                self._fail(entry, "failed", name, text)
+            if not tried or isinstance(error, CannotWorkError):
+                self.fail(entry, name, error)
         return None
+
+    def fail(self, entry: CellState, name: str, error: Exception) -> None:
+        """Journal why a run has no record; the other cells still run."""
+        text = str(error) if isinstance(error, ManyhandsError) else f"{type(error).__name__}: {error}"
+        self._fail(entry, "excluded" if isinstance(error, CannotWorkError) else "failed", name, text)
 
     def _fail(self, entry: CellState, state: Any, name: str, reason: str) -> None:
         entry.state, entry.reason = state, reason
@@ -263,7 +248,7 @@ class Execution:
             self._write("failed", entry.cell, run=name, reason=reason)
         self._view.changed(entry)
 
-    # ------------------------------------------------------------------ also called for parallel cells
+    # ------------------------------------------------------------------ also called for other kinds of cells
     @property
     def path(self) -> Path:
         """The study's folder."""
@@ -297,6 +282,18 @@ class Execution:
         self._tidy(name)
         self._view.changed(entry)
 
+    def block(self, entry: CellState, number: int, position: int, speed: BlockSpeed) -> Block:
+        """Journal a block of a paired cell."""
+        rounded = {name: float(f"{value:.6g}") for name, value in speed._asdict().items() if name != "steps"}
+        event = self._write(
+            "block", entry.cell, round=number, position=position, steps=speed.steps, **rounded
+        )
+        return block_of(event, self._history.sessions)
+
+    def note(self, entry: CellState, text: str) -> None:
+        """Show a text beside a running cell."""
+        self._view.note(entry, text)
+
     def tick(self) -> None:
         """Let the view update itself."""
         self._view.tick()
@@ -306,34 +303,16 @@ class Execution:
         return self._over() is not None
 
     # ------------------------------------------------------------------ helpers
-    def _spent(self) -> float:
+    @property
+    def spent(self) -> float:
+        """Seconds since the first cell of this session began."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def _over(self) -> str | None:
         budget = self._study.budget
-        if budget is None or self._spent() < budget:
+        if budget is None or self.spent < budget:
             return None
         return f"the budget of {formatting.duration(budget)} is spent"
-
-    def _before(self, cell: Cell, again: bool) -> float:
-        """Return the calibration before a run of a cell: a new one, or the last one if it is still valid."""
-        if self._history.calibrations and is_settled(self._folder.path / self._history.free_name(cell)):
-            return self._history.last  # killed before its end was journaled: the machine was measured then
-        if again:  # the last calibration belongs to the run that was too noisy
-            return self._calibrate()
-        if time.monotonic() - self._calibrated < FRESH:
-            return self._history.last
-        if not self._history.calibrations:  # twice, so that the best time is not that of one unlucky moment
-            self._calibrate()
-        return self._calibrate()
-
-    def _calibrate(self) -> float:
-        seconds = calibration.measure()
-        event = {"seconds": round(seconds, 6), "host": socket.gethostname()}
-        self._journal.write("calibration", **event)
-        self._history.take({"event": "calibration", **event})
-        self._calibrated = time.monotonic()
-        return seconds
 
     def _write(self, event: str, cell: Cell, **fields: Any) -> dict[str, Any]:
         content = {"cell": cell.key, **fields}

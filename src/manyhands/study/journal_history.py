@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from manyhands.core.statistics import at_its_best
-from manyhands.records.study_results import Cell
+from manyhands.records.study_results import Block, Cell, block_of
 
 Event = dict[str, Any]
 
@@ -23,6 +23,8 @@ class History:
         self._excluded: dict[str, str] = {}
         self._repeated: defaultdict[str, list[Event]] = defaultdict(list)
         self.calibrations: list[float] = []
+        self.blocks: list[Block] = []
+        self.sessions = 0
         for event in events:
             self.take(event)
 
@@ -32,6 +34,11 @@ class History:
             case "calibration":
                 if event.get("host") == self._host:
                     self.calibrations.append(event["seconds"])
+                return
+            case "study":
+                self.sessions += 1
+            case "block":
+                self.blocks.append(block_of(event, self.sessions))
                 return
             case "finished":
                 self._finished[event["cell"]] = event

@@ -1,13 +1,13 @@
-"""The cells of a comparison in pairs: speed is measured in blocks, and learning is run once for all that share it.
+"""The cells of a comparison in pairs: speed is measured in blocks, learning is run once for all who share it.
 
 A grid with `paired = true` says what is compared. Each of its specs becomes
 
 - a speed cell: it never evaluates, and runs in blocks next to blocks of the baseline (paired.py);
 - with a `target`, learning cells: runs to the target whose seconds do not count, one per seed.
 
-A strategy that is exact makes the steps that one worker makes (law 4), so one worker's run is the learning cell of
-all of them. Where dividing a batch changes what is learned (dropout, batch norm that is not synchronized), the
-record of that run says so, and the others get learning cells of their own.
+A strategy that is exact makes the steps that one worker makes (law 4), so one worker's run is the learning
+cell of all of them. Where dividing a batch changes what is learned (dropout, batch norm that is not synchronized),
+the record of that run says so, and the others get learning cells of their own.
 """
 
 from __future__ import annotations
@@ -94,7 +94,12 @@ def _is_baseline(cell: Cell, wanted: Cell) -> bool:
     mine, spec = cell.spec, wanted.spec
     threads = mine.threads or environment.cores()
     same = (mine.task, mine.options, mine.batch, mine.workers, mine.offload)
-    return cell.timed and threads == spec.threads and same == (
-        *(spec.task, spec.options, spec.batch, 1),
-        spec.offload,
+    return (
+        cell.timed
+        and threads == spec.threads
+        and same
+        == (
+            *(spec.task, spec.options, spec.batch, 1),
+            spec.offload,
+        )
     )

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from manyhands.study.toml_lines import TomlLines
 from manyhands.tasks import TASKS
 
 KEYS = (
-    "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "block", "rounds", "repeats",
-    "keep_models", "defaults", "grid", "exclude",
+    "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "block", "rounds",
+    "repeats", "keep_models", "defaults", "grid", "exclude",
 )  # fmt: skip
 STUDIES = "studies"
 _UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
@@ -93,6 +93,12 @@ def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study
     return _StudyFile(path, content, TomlLines(text), notice).study()
 
 
+def with_baselines(study: Study) -> Study:
+    """Return the study with the cells of one worker that several workers are compared with."""
+    cells, sentence = missing_baselines(study.cells)
+    return replace(study, cells=[*cells, *study.cells], notes=[sentence]) if cells else study
+
+
 class _StudyFile:
     """The content of one file, and the lines that its errors are about."""
 
@@ -128,15 +134,7 @@ class _StudyFile:
                 keys = (*RunSpec.model_fields, "share", "lr")
                 excludes.append(grid.with_cores(grid.flatten(table, "an exclude", keys)))
         cells, excluded, left_out = self._cells(defaults, excludes)
-        baselines = missing_baselines(cells)
-        return Study(
-            **facts,
-            cells=[*baselines.cells, *cells],
-            excluded=excluded,
-            left_out=left_out,
-            compared=self._compared,
-            notes=[baselines.sentence] if baselines.sentence else [],
-        )
+        return Study(**facts, cells=cells, excluded=excluded, left_out=left_out, compared=self._compared)
 
     def _cells(self, defaults: Choices, excludes: list[Choices]) -> tuple[list[Cell], list[Without], int]:
         tables = self._tables("grid")
@@ -175,7 +173,8 @@ class _StudyFile:
         paired = grid.is_true(settings, "paired", False)
         if paired and {"repeats", "seconds", "samples", "timed"} & settings.keys():
             raise StudyFileError(
-                "paired", "paired cells are measured in rounds of blocks: give no repeats, seconds, samples or timed"
+                "paired",
+                "paired cells are measured in rounds of blocks: give no repeats, seconds, samples or timed",
             )
         repeats = 1 if paired else grid.repeats_of(settings, self._content.get("repeats", 1))
         if (cells := grid.count(settings, repeats)) > grid.MOST:

@@ -84,7 +84,9 @@ class LineByLine:
             self.say(f"      {outcome(entry)}")
 
     def note(self, entry: CellState, text: str) -> None:
-        self.say(f"      {text}")
+        """Print a text about a running cell, but not the turns of paired cells: there are too many."""
+        if not entry.cell.paired:
+            self.say(f"      {text}")
 
     def say(self, text: str) -> None:
         print(formatting.printed(text), file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -15,6 +16,7 @@ from manyhands.records.spec import RunSpec
 from manyhands.study.attempt import attempt
 
 POLL = 0.002  # seconds between two looks at the workers
+NAP = 0.2  # seconds of sleep at a time while a block runs: looking would take time from it
 SLOWEST = 60.0  # seconds that a block may last longer than asked for, until it has enough steps
 FALLING_ASLEEP = 1.0  # seconds that workers get when the leading one sleeps already
 
@@ -35,9 +37,11 @@ class EndedError(ManyhandsError):
 class WarmRun:
     """A run in a thread of its own; its gate lets it run in blocks."""
 
-    def __init__(self, spec: RunSpec, folder: Path, gate: Path, callback: Callback) -> None:
-        """Start it; it sleeps after its first step."""
-        self._spec = spec
+    def __init__(
+        self, spec: RunSpec, folder: Path, gate: Path, callback: Callback, check: Callable[[], None]
+    ) -> None:
+        """Start it; `check` is called while this waits for the workers, and may raise an error."""
+        self._spec, self._check = spec, check
         self._gate = PauseGate(gate, spec.ranks)
         self._record: RunRecord | None = None
         self._error: BaseException | None = None
@@ -70,11 +74,19 @@ class WarmRun:
         rate = sum(each.samples / each.seconds for each in counted)
         return BlockSpeed(rate, sum(each.steps for each in counted), max(each.seconds for each in counted))
 
+    def ask_to_end(self) -> None:
+        """Let the run end after its next step."""
+        self._gate.end()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it has ended, for at most so long; one that is still starting ends with this process."""
+        self._thread.join(seconds)
+        self._gate.path.unlink(missing_ok=True)
+
     def end(self) -> RunRecord:
         """End the run and return its record; raise what it raised."""
-        self._gate.end()
-        self._thread.join()
-        self._gate.path.unlink(missing_ok=True)
+        self.ask_to_end()
+        self.wait()
         if self._error is not None:
             raise self._error
         assert self._record is not None
@@ -88,7 +100,6 @@ class WarmRun:
 
     def _wait_for_steps(self, seconds: float, steps: int, patience: float | None) -> None:
         began = time.monotonic()
-        time.sleep(0 if patience is None else seconds)
         while True:
             self._raise_if_ended()
             made = min(self._gate.progress(rank).steps for rank in self._measured_ranks)
@@ -97,7 +108,7 @@ class WarmRun:
                 return
             if patience is not None and waited > seconds + patience:
                 return
-            time.sleep(POLL)
+            time.sleep(max(POLL, min(NAP, seconds - waited)))
 
     def _sleep(self) -> None:
         """Close the gate and wait until all workers sleep."""
@@ -114,6 +125,7 @@ class WarmRun:
             time.sleep(POLL)
 
     def _raise_if_ended(self) -> None:
+        self._check()
         if self._thread.is_alive():
             return
         if self._error is not None:
