@@ -1,7 +1,7 @@
 """Train under a memory limit of the system's: with all activations kept, and with offload.
 
-Each side is a process of its own in a memory cgroup. The system ends a process that needs more, and counts that;
-so a side that failed for another reason is not taken for one that did not fit.
+Each side is a process of its own in a memory cgroup. The system ends a process that needs more, and counts
+that; so a side that failed for another reason is not taken for one that did not fit.
 """
 
 from __future__ import annotations
