@@ -31,6 +31,7 @@ class Dose(NamedTuple):
     reached: int
     records: list[RunRecord]
     lr: float
+    edge: str = ""  # "smallest" or "largest" if the best rate is at an end of those that were tried
 
     @property
     def mean(self) -> float:
@@ -86,13 +87,16 @@ def _doses(records: Sequence[RunRecord], *, aware: bool) -> list[Dose]:
         if groups.attempted(record) and (free or (_synchronous(record) and not aware)):
             found.setdefault(record.spec.workers, []).append(record)
     doses = [
-        min(
-            (_dose(aware, workers, group) for group in rates(mine)),
-            key=lambda dose: (-dose.reached, dose.mean),
-        )
-        for workers, mine in found.items()
+        _best([_dose(aware, workers, group) for group in rates(mine)]) for workers, mine in found.items()
     ]
     return sorted(doses, key=lambda dose: dose.staleness)
+
+
+def _best(tried: Sequence[Dose]) -> Dose:
+    """The dose at the best of its rates, which are in ascending order."""
+    best = min(tried, key=lambda dose: (-dose.reached, dose.mean))
+    ends = {tried[-1].lr: "largest", tried[0].lr: "smallest"}
+    return best._replace(edge=ends.get(best.lr, "")) if len(tried) > 1 else best._replace(edge="only one")
 
 
 def _dose(aware: bool, workers: int, records: list[RunRecord]) -> Dose:
@@ -133,7 +137,19 @@ def _response(task: str, doses: Sequence[Dose]) -> Part:
     weak = too_few(fewest(dose.records for dose in doses))
     if doses[-1].staleness < STALE:
         weak = f"the staleness is at most {doses[-1].staleness:.2g}, not {STALE:g}"
-    return Part(f"{task}: samples per update of staleness", found, 0.0, True, text, weak, unit="%")
+    name = f"{task}: samples per update of staleness"
+    return Part(name, found, 0.0, True, text, weak, _untuned(doses[1:]), unit="%")
+
+
+def _untuned(stale: Sequence[Dose]) -> str:
+    """Why a staleness may cost less than it seems: its best rate may be one that was not tried.
+
+    The same about the reference would make the cost larger. Where no rate arrives, no edge is known.
+    """
+    edges = [dose for dose in stale if dose.edge and dose.reached]
+    if not edges:
+        return ""
+    return f"at a staleness of {edges[-1].staleness:.2g} the best rate is the {edges[-1].edge} that was tried"
 
 
 def _times(found: Estimate, dose: Dose) -> str:
@@ -187,7 +203,7 @@ def _row(task: str, none: Dose, dose: Dose) -> Row:
         "rates": "divided by the staleness" if dose.aware else "plain",
         "workers": dose.workers,
         "staleness": f"{dose.staleness:.1f}",
-        "best rate": f"{dose.lr:g}",
+        "best rate": f"{dose.lr:g}" + (f" (the {dose.edge} tried)" if dose.edge else ""),
         "samples to the target": f"{dose.mean:,.0f}" if dose.reached else f"more than {dose.mean:,.0f}",
         "relative to none": "1" if dose is none else _times(found, dose),
         "reached": f"{dose.reached} of {len(dose.records)}",

@@ -110,7 +110,8 @@ def _largest(name: str, each_step: Averaged, rarely: Sequence[Averaged]) -> Part
     else:
         text += f"the largest interval that loses less than a point is about {found.value:.0f}"
     weak = too_few(fewest([each_step.records, *(each.records for each in rarely)]))
-    return Part(f"{name}: steps between averages that lose nothing", found, 2.0, True, text, weak)
+    part = f"{name}: steps between averages that lose nothing"
+    return Part(part, found, float(rarely[0].every), True, text, weak)
 
 
 def _bytes(name: str, each_step: Averaged, rarely: Sequence[Averaged]) -> Part:

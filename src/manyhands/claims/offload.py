@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from manyhands.analysis import groups
 from manyhands.claims import limit_trial, published
 from manyhands.claims.base import SEEDS, Claim, Finding, Part, Row, together, unsettled
-from manyhands.claims.intervals import mean
 from manyhands.claims.limit_trial import LimitTrial
 from manyhands.claims.plots import Dot, Line, Plot
 from manyhands.claims.rounds import compare
 from manyhands.core import formatting
-from manyhands.core.statistics import Estimate, summary
+from manyhands.core.statistics import USUAL_FREEDOM, Estimate, moderated, summary
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
@@ -21,6 +20,7 @@ SAVED = 0.5  # of the activations' memory, at least
 SLOWER = 4 / 3  # at most: recomputing all activations would cost a third of the time
 DOMINANT = 0.5  # of a worker's memory must be activations, or saving all of them would not show
 KEPT = "none"
+NOISE = 0.02  # relative: the peak memory of two equal runs differs by about this much
 
 
 def judge(results: Results) -> Finding:
@@ -99,16 +99,13 @@ def _saved(
         unknown = Estimate(math.nan, -math.inf, math.inf)
         doubt = "no run with offload auto has measured them"
         return Part(name, unknown, SAVED, True, text, doubt=doubt, unit="%")
-    found = mean([(one - other) / activations for one, other in _paired(plain, moved)])
+    found = _share(_paired(plain, moved), activations)
     text = (
         f"{task}: offload {mode} saves {formatting.percent(found.value)} ({formatting.percent(found.low)} to "
         f"{formatting.percent(found.high)}) of the {formatting.size(activations)} of activations ({less})"
     )
-    weak = ""
-    if activations < DOMINANT * before:
-        weak = f"activations are only {formatting.percent(activations / before)} of the memory"
-    elif min(len(plain), len(moved)) < SEEDS:
-        weak = f"fewer than {SEEDS} rounds"
+    small = f"activations are only {formatting.percent(activations / before)} of the memory"
+    weak = small if activations < DOMINANT * before else ""
     return Part(name, found, SAVED, True, text, weak, unit="%")
 
 
@@ -132,6 +129,17 @@ def _paired(plain: Sequence[RunRecord], moved: Sequence[RunRecord]) -> list[tupl
     """The memory of both sides in the repeats and seeds that they share."""
     one, other = ({(r.repeat, r.spec.seed): _held(r) for r in side} for side in (plain, moved))
     return [(one[key], other[key]) for key in sorted(one.keys() & other.keys())]
+
+
+def _share(held: Sequence[tuple[float, float]], activations: float) -> Estimate:
+    """The share of the activations that is saved; one measurement is known to vary by a few percent."""
+    if not held:
+        return Estimate(math.nan, -math.inf, math.inf)
+    shares = [(one - other) / activations for one, other in held]
+    varies = [NOISE * math.hypot(one, other) / activations for one, other in held]
+    reach = moderated(shares, max(varies) ** 2, USUAL_FREEDOM)
+    center = math.fsum(shares) / len(shares)
+    return Estimate(center, center - reach, center + reach)
 
 
 def _held(record: RunRecord) -> float:

@@ -1,4 +1,4 @@
-"""docs/claims.md from the records of the claims' studies: verdicts, parts, pictures, commands, machine, date."""
+"""docs/claims.md, written from the records of the claims' studies: verdicts, parts, pictures, commands."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from manyhands.study.attempt import attempt
 
 GROUPS = Path("/sys/fs/cgroup")
 STEPS = 2  # of each side: the second has gradients and the state of the optimizer
-BUDGET = 0.85  # of the limit: the system also counts what is not the process's own
 LONGEST = 900.0  # seconds of one side
 KEPT, MOVED = "none", "auto"
 _LIMITS = ("memory.limit_in_bytes", "memory.max")  # cgroup v1, v2
@@ -52,7 +51,7 @@ def _trial(results: Results) -> LimitTrial:
         spec = kept[0].spec.replace(
             samples=STEPS * (kept[0].spec.batch or 1), seconds=None, evaluate_every=0.0
         )
-        sides = [spec, spec.replace(offload=MOVED, memory=int(BUDGET * limit))]
+        sides = (spec, spec.replace(offload=MOVED))
         plain, offloaded = (_side(side, results.folder / f"limit-{side.offload}", group) for side in sides)
     return LimitTrial(limit=limit, enforced_by="a memory cgroup", plain=plain, offloaded=offloaded)
 

@@ -60,7 +60,7 @@ def _x(plot: Plot) -> alt.X:
             "x:N", title=plot.x or None, sort=names, axis=alt.Axis(labelAngle=0 if len(names) < 6 else -30)
         )
     if not plot.log_x:
-        return alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False, padding=14))
+        return alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False, nice=False, padding=14))
     numbers = sorted({float(x) for x in xs})
     scale = alt.Scale(type="log", base=2, nice=False, padding=14)
     ticks = numbers if len(numbers) <= 10 else alt.Undefined
