@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ GREEDY = (
 
 
 def runs(**memory: int) -> list[RunRecord]:
-    return [record(offload=mode, memory=[size]) for mode, size in memory.items()]
+    return [record(offload=mode).model_copy(update={"memory": [size]}) for mode, size in memory.items()]
 
 
 def test_both_versions_of_the_counter_are_read(tmp_path: Path) -> None:
@@ -63,9 +64,7 @@ def test_a_side_that_fails_is_an_outcome_and_not_taken_for_one_that_does_not_fit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is not there: both sides fail, and neither was ended by the limit."""
-    (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(memory_limit, "GROUPS", tmp_path)
-    monkeypatch.setattr(memory_limit, "_make", lambda limit: tmp_path / "memory")
+    monkeypatch.setattr(memory_limit, "memory_group", lambda limit: contextlib.nullcontext(tmp_path))
     spec = record().spec.replace(task="missing.py:task")
     both = [
         each.model_copy(update={"spec": spec.replace(offload=each.spec.offload)})

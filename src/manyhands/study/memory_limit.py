@@ -48,9 +48,8 @@ def _trial(results: Results) -> LimitTrial:
     with memory_group(limit) as group:
         if group is None:
             return LimitTrial(problem="no memory cgroup can be made here: that needs root")
-        spec = kept[0].spec.replace(
-            samples=STEPS * (kept[0].spec.batch or 1), seconds=None, evaluate_every=0.0
-        )
+        few = STEPS * (kept[0].spec.batch or 1)
+        spec = kept[0].spec.replace(samples=few, seconds=None, evaluate_every=0.0, timeout=LONGEST)
         sides = (spec, spec.replace(offload=MOVED))
         plain, offloaded = (_side(side, results.folder / f"limit-{side.offload}", group) for side in sides)
     return LimitTrial(limit=limit, enforced_by="a memory cgroup", plain=plain, offloaded=offloaded)
