@@ -95,6 +95,21 @@ class TestLargeBatch:
         """The old judge looked at the largest batch only, and said no although 32x was kept."""
         assert judged("large-batch", self.runs(with4096=1.0)).holds is True
 
+    def test_a_batch_at_which_every_run_diverges_is_beyond_the_knee_however_few_its_steps(self) -> None:
+        finding = judged("large-batch", self.runs(with4096=0.021, with8192=1.0))
+        assert finding.holds is True
+        assert "up to 4,096 (64x), and every run diverges at 8,192" in finding.text
+        assert finding.parts[0].found.high == 128
+
+    def test_an_open_knee_says_how_many_seeds_would_settle_it(self) -> None:
+        runs = [
+            run.model_copy(update={"metric": 0.972}) if (run.spec.batch, run.spec.seed) == (2048, 2) else run
+            for run in self.runs()
+        ]
+        finding = judged("large-batch", runs)
+        assert finding.parts[0].holds is None
+        assert "seeds" in finding.parts[0].settles
+
     def test_divergence_is_a_loss(self) -> None:
         assert judged("large-batch", self.runs(with2048=1.0)).parts[0].holds is False
         cold = judged("large-batch", self.runs(cold2048=1.0))

@@ -165,7 +165,7 @@ def settled_by(part: Part, seeds: int, seconds: float) -> Part:
         many = seeds * (reach / distance) ** 2 if distance else math.inf
         needed = math.ceil(many) if many < MOST_SEEDS else 0
     if not needed:
-        return part._replace(settles=f"more than {MOST_SEEDS} seeds would be needed: the two sides are equal")
+        return part._replace(settles=f"it would take more than {MOST_SEEDS} seeds: the two sides are close")
     if needed <= seeds:
         return part
     took = formatting.duration(seconds / max(1, seeds) * needed)

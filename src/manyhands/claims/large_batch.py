@@ -42,6 +42,11 @@ class Ended(NamedTuple):
         return max(round(whole), *(record.steps for record in self.records))
 
     @property
+    def fair(self) -> bool:
+        """Whether it was trained for long enough; what diverges would not be saved by more steps."""
+        return self.steps >= STEPS or self.diverged == len(self.records)
+
+    @property
     def error(self) -> float:
         return sum(self.errors.values()) / len(self.errors)
 
@@ -60,7 +65,7 @@ def judge(results: Results) -> Finding:
         took = seconds(groups.of_task(results.records, task))
         parts += [
             settled_by(part, fewest(each.records for each in ended), took)
-            for part in [_knee(task, base, with_both[1:]), *_controls(task, ended)]
+            for part in [_knee(task, base, with_both[1:], took), *_controls(task, ended)]
         ]
         table += [_row(task, base, each) for each in ended]
         plots.append(_plot(task, base, ended))
@@ -94,21 +99,30 @@ def _error(record: RunRecord) -> float:
     return max(1.0 - record.metric, 0.5 / record.test_samples)  # never zero: its logarithm is needed
 
 
-def _knee(task: str, base: Ended, larger: Sequence[Ended]) -> Part:
-    fair = [each for each in larger if each.steps >= STEPS]
+def _knee(task: str, base: Ended, larger: Sequence[Ended], took: float) -> Part:
+    fair = [each for each in larger if each.fair]
     levels = [Level(each.batch / base.batch, _more(each, base)) for each in fair]
     found = knee(levels, MORE, 1.0)
     lost = next((level for level in levels if level.lost.low > MORE), None)
     text = f"{task}: with scaling and warm-up, errors stay within {formatting.percent(MORE)} of those at "
     text += f"batch {base.batch:,} up to {base.batch * found.low:,.0f} ({found.low:.0f}x)"
     if lost is not None:
-        text += f", and grow by {formatting.percent(lost.lost.value)} at {base.batch * lost.x:,.0f}"
+        all_ = next(each for each in fair if each.batch == base.batch * lost.x)
+        grow = f"grow by {formatting.percent(lost.lost.value)} at"
+        how = "every run diverges at" if all_.diverged == len(all_.records) else grow
+        text += f", and {how} {base.batch * lost.x:,.0f}"
     text += f"; the knee is near {base.batch * found.value:,.0f}"
-    reached = max((level.x for level in levels), default=1.0)
     weak = too_few(fewest([base.records, *(each.records for each in fair)]))
-    if reached < GROWTH and lost is None:
+    at = next((level for level in levels if level.x >= GROWTH), None)
+    if at is None and lost is None:
         weak = f"no batch of {GROWTH}x was trained for {STEPS} steps"
-    return Part(f"{task}: the knee", found, GROWTH, True, text, weak, unit="x")
+    part = Part(f"{task}: the knee", found, GROWTH, True, text, weak, unit="x")
+    if at is None:
+        return part
+    # what decides is the batch of the claim
+    seeds = fewest([base.records, *(each.records for each in fair)])
+    decides = settled_by(Part("", at.lost, MORE, False, ""), seeds, took)
+    return part._replace(settles=decides.settles)
 
 
 def _more(one: Ended, other: Ended) -> Estimate:
