@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manyhands.analysis.breakdown import STEP_PHASES, breakdown, breakdowns
+from manyhands.analysis.breakdown import STEP_PHASES, breakdown, breakdowns, busy_threads
 from manyhands.records.record import StepTimes, WorkShare
 from manyhands.testing.records import record
 
@@ -70,3 +70,27 @@ def test_a_cell_is_shown_by_the_repeat_in_the_middle():
 def test_only_timed_runs_are_shown():
     assert breakdowns([record(timed=False)]) == []
     assert breakdowns([]) == []
+
+
+def crew(strategy: str, *ranks: dict[str, float], **fields: object) -> float:
+    run = record(strategy=strategy, batch=256, **fields)
+    return busy_threads(run.model_copy(update={"phases": list(ranks)}))
+
+
+def test_workers_that_wait_for_each_other_would_compute_if_they_had_a_core():
+    half = {"forward": 1.0, "wait": 0.5, "communication": 0.5}
+    assert crew("allreduce", *[half] * 4, workers=4) == 4
+    assert crew("allreduce", *[half] * 2, workers=2, threads=3) == 6
+
+
+def test_servers_and_stages_sleep_while_they_wait():
+    busy, server = {"forward": 0.9, "wait": 0.1}, {"optimizer": 0.1, "wait": 0.9, "evaluation": 7.0}
+    assert crew("server", server, busy, busy, workers=2) == pytest.approx(1.9)
+    quarter = {"forward": 1.0, "wait": 2.5, "communication": 0.5}
+    assert crew("layers", *[quarter] * 4, workers=4) == pytest.approx(1.0)
+
+
+def test_busy_threads_are_those_of_the_busiest_host_without_lost_ranks():
+    one = {"forward": 1.0}
+    assert crew("allreduce", *[one] * 3, workers=3, hosts=["a", "b", "a"]) == 2
+    assert crew("hogwild", one, {}, one, workers=3) == 2

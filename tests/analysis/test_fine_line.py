@@ -63,10 +63,35 @@ def test_from_the_line_on_all_are_slower():
     assert worse.sentence == "More workers do not pay: 2 are 10 % slower than 1."
 
 
-@pytest.mark.parametrize(("rate", "costlier_from"), [(30_200, None), (29_800, 4)])
-def test_a_further_worker_must_bring_half_of_one(rate: float, costlier_from: int | None):
+@pytest.mark.parametrize(
+    ("rate", "costlier_from", "unclear_from"),
+    [(32_500, None, None), (31_000, None, 4), (29_000, None, 4), (27_500, 4, None)],
+)
+def test_a_further_worker_must_bring_half_of_one(
+    rate: float, costlier_from: int | None, unclear_from: int | None
+):
+    """30,000 are half of one more for each; around it, intervals of 5 % do not say on which side it is."""
     found = line(gang(1, 10_000), gang(2, 20_000), gang(4, rate))
-    assert (found.slower_from, found.costlier_from) == (None, costlier_from)
+    assert (found.slower_from, found.costlier_from, found.unclear_from) == (None, costlier_from, unclear_from)
+
+
+def test_what_is_not_told_apart_is_said_so():
+    near = line(gang(1, 10_000)[:1], gang(2, 12_000)[:1])
+    assert near.sentence == "2 workers are not told apart from 1: 1.20x (0.88x to 1.64x) as fast."
+    far = line(gang(1, 10_000), gang(2, 20_000), gang(4, 30_000))
+    assert far.sentence == (
+        "Whether 4 workers are worth their cost is not clear: they are 1.50x (1.43x to 1.57x) as fast as 2."
+    )
+
+
+def test_a_noisy_machine_draws_no_line():
+    noisy = gang(4, 9_000, machine_noise=0.5)
+    found = line(gang(1, 10_000), gang(2, 19_000), noisy[:2])
+    assert (found.slower_from, found.costlier_from) == (None, None)
+    assert found.sentence == (
+        "Whether 4 workers are faster than 2 is not clear: the machine was noisy while they were measured."
+    )
+    assert line(gang(1, 10_000), gang(2, 19_000), noisy).slower_from == 4, "of nine runs the interval counts"
 
 
 def test_the_cost_line_is_said_where_nothing_falls():
@@ -81,7 +106,9 @@ def test_the_cost_line_is_said_where_nothing_falls():
 def test_too_few_cores_are_said_to_be_the_reason():
     found = line(gang(1, 10_000, cores=2), gang(2, 19_000, cores=2), gang(4, 18_050, cores=2))
     assert found.crowded_from == 4
-    assert found.sentence == "More workers do not pay: 4 are 5 % slower than 2, for 4 workers share 2 cores."
+    assert (
+        found.sentence == "More workers do not pay: 4 are 5 % slower than 2, where 4 workers share 2 cores."
+    )
 
 
 def test_cores_are_no_reason_for_a_line_crossed_before_they_ran_out():
@@ -92,9 +119,9 @@ def test_cores_are_no_reason_for_a_line_crossed_before_they_ran_out():
 def test_threads_and_servers_are_counted_where_cores_are_the_reason():
     two = gang(1, 10_000, cores=4, threads=2) + gang(2, 18_000, cores=4, threads=2)
     found = line(two, gang(4, 17_000, cores=4, threads=2))
-    assert found.sentence.endswith(", for 4 workers with 2 threads each share 4 cores.")
+    assert found.sentence.endswith(", where 4 workers with 2 threads each share 4 cores.")
     server = record(strategy="server", workers=2, rate=9_000, batch=256, cores=2)
-    assert line(gang(1, 10_000, cores=2), [server]).sentence.endswith(", for 3 processes share 2 cores.")
+    assert line(gang(1, 10_000, cores=2), [server]).sentence.endswith(", where 3 processes share 2 cores.")
 
 
 def test_without_one_worker_the_smallest_gang_s_share_stands_for_it():

@@ -41,10 +41,10 @@ def test_a_baseline_is_taken_at_the_same_batch_if_there_is_one():
     one, every = baselines(study(), TASK, 128)
     assert one is not None
     assert every is not None
-    assert one[:1] + one[2:] == (1, 128, "one worker, one thread")
+    assert (one.threads, one.batch, one.name) == (1, 128, "one worker, one thread")
     assert (one.throughput.median, one.throughput.n) == (10_000, 3)
     assert one.throughput.low < 9_900 < 10_300 < one.throughput.high  # three runs do not span their noise
-    assert every[:1] + every[2:] == (2, 128, "one worker, all 2 cores as threads")
+    assert (every.threads, every.batch, every.name) == (2, 128, "one worker, all 2 cores as threads")
     assert (one.spoken, every.spoken) == (
         "one worker with one thread",
         "one worker with all 2 cores as threads",
@@ -61,8 +61,28 @@ def test_else_it_is_the_best_of_any_batch(batch: int | None):
 
 
 def test_only_a_plain_worker_that_had_the_machine_is_a_baseline():
-    records = [record(timed=False), record(offload="all"), gang(1, 9_000), record(task="mnist-cnn")]
+    wild = record(strategy="hogwild", workers=1)  # its recipe has no momentum
+    served = record(strategy="server", workers=1)
+    records = [record(timed=False), record(offload="all"), record(task="mnist-cnn"), wild, served]
     assert baselines(records, TASK, 128) == (None, None)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "average"])
+def test_one_worker_is_one_worker_whatever_its_strategy_is_called(strategy: str):
+    """ "All 2 cores as threads was not run", said the page beside `allreduce, 1 worker x 2 threads`."""
+    ways = [(1, 1, 9_000), (1, 2, 15_000), (2, 1, 18_000)]
+    records = [record(strategy=strategy, workers=w, threads=t, rate=rate) for w, t, rate in ways]
+    one, every = baselines(records, TASK, 128)
+    assert one is not None
+    assert every is not None
+    assert (one.throughput.median, every.throughput.median) == (9_000, 15_000)
+    found = {(each.workers, each.threads): each for each in points(records, TASK)}
+    assert found[1, 1].speed_up == Summary(1, 1, 1, 1)
+    assert found[2, 1].speed_up is not None
+    assert found[2, 1].speed_up.median == 2
+    plain, _ = baselines([*records, record(rate=10_000)], TASK, 128)
+    assert plain is not None
+    assert (plain.variant, plain.throughput.median) == ("single", 10_000)
 
 
 def test_a_machine_of_one_core_has_no_second_baseline():

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyhands.analysis.target import ToTarget, censored, to_target
-from manyhands.core.statistics import Summary
 from manyhands.records.record import RunRecord
-from manyhands.testing.records import record
+from manyhands.testing.records import record, repeated
 
 
 def one(*records: RunRecord, price: float | None = None) -> ToTarget:
@@ -20,25 +19,31 @@ def one(*records: RunRecord, price: float | None = None) -> ToTarget:
 def test_a_cell_is_the_median_of_its_seeds():
     found = one(*(record(steps_to_target=n, seed=n, rate=12_800) for n in (380, 400, 450)))
     assert (found.reached, found.of) == (3, 3)
-    assert found.steps == Summary(400, 380, 450, 3)
-    assert found.samples == Summary(51_200, 48_640, 57_600, 3)
+    assert found.steps is not None
+    assert found.samples is not None
+    assert (found.steps.median, found.steps.n) == (400, 3)
+    assert found.steps.low < 380 < 450 < found.steps.high  # three seeds do not span what others would need
+    assert found.samples[:3] == pytest.approx([128 * each for each in found.steps[:3]])
     assert found.seconds is not None
     assert (found.seconds.median, found.seconds.n) == (pytest.approx(4.0), 3)
     assert found.seconds.low < 3.8 < 4.5 < found.seconds.high
     assert found.step_seconds is not None
     assert found.step_seconds.median == pytest.approx(0.01)
-    assert found.predicted == pytest.approx(4.0)
+    assert found.basis == "3 runs"
 
 
-def test_one_repeat_has_an_interval_of_no_width():
-    found = one(record(steps_to_target=400))
-    assert found.steps == Summary(400, 400, 400, 1)
+def test_one_seed_is_not_a_point_and_its_repeats_tell_nothing_new():
+    found = one(record(steps_to_target=400)).steps
+    assert found is not None
+    assert (found.median, found.n) == (400, 1)
+    assert found.low < 0.85 * 400 < 1.15 * 400 < found.high
+    assert one(*repeated(record(steps_to_target=400), 3)).steps == found
 
 
 def test_a_target_nobody_reached_has_no_numbers():
     found = one(record(steps_to_target=None, seed=1), record(steps_to_target=None, seed=2))
     assert (found.reached, found.of) == (0, 2)
-    assert (found.steps, found.samples, found.seconds, found.predicted) == (None, None, None, None)
+    assert (found.steps, found.samples, found.seconds) == (None, None, None)
     assert (found.worker_seconds, found.money) == (None, None)
     assert found.step_seconds is not None
 
@@ -46,7 +51,8 @@ def test_a_target_nobody_reached_has_no_numbers():
 def test_two_of_three_seeds_have_a_median_at_the_later_one():
     found = one(*(record(steps_to_target=n, seed=i) for i, n in enumerate((400, None, 500))))
     assert (found.reached, found.of) == (2, 3)
-    assert found.steps == Summary(500, 400, 1406, 3)  # the third is later than the 1,406 steps it made
+    assert found.steps is not None
+    assert (found.steps.median, found.steps.high) == (500, 1406)  # the third made 1,406 steps without it
 
 
 def test_one_of_two_seeds_has_no_median():
@@ -80,13 +86,12 @@ def test_steps_come_from_any_run_and_seconds_from_those_that_were_timed():
     assert (found.seconds.median, found.seconds.n) == (pytest.approx(4.0), 1)
     assert found.seconds.low < 3.3 < 4.9 < found.seconds.high  # one run: the noise of the machine
     assert found.step_seconds.median == pytest.approx(0.01)
-    assert found.predicted == pytest.approx(5.0)
 
 
 def test_nothing_timed_leaves_the_steps():
     found = one(record(timed=False))
     assert found.steps is not None
-    assert (found.seconds, found.step_seconds, found.predicted, found.worker_seconds) == (None,) * 4
+    assert (found.seconds, found.step_seconds, found.worker_seconds, found.basis) == (None, None, None, "")
 
 
 def test_cost_counts_every_rank():

@@ -64,7 +64,9 @@ def test_train_json_is_the_record(tmp_path: Path, typed: Callable[..., Answer]) 
     assert json.loads((tmp_path / record["run"] / "result.json").read_text()) == record
     lines = answer.err.splitlines()
     assert lines[0] == "digits-mlp · 4,810 parameters · 1,437 images · target 96 % test accuracy"
-    assert lines[1].startswith("batch 64 = 1 worker x 64 · sgd · lr 0.4 per 256 samples = 0.1 · cosine decay")
+    assert lines[1].startswith(
+        "batch 64 = 1 worker x 64 · sgd · lr 0.4 per 256 samples = 0.1 at batch 64, cosine decay"
+    )
     assert lines[1].endswith("single on solo · 1 thread per worker")
     assert lines[-3].startswith("reached 96 % after ")
     assert lines[-2].startswith("where the time went: ")
@@ -112,7 +114,9 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     os.close(leader)
     assert child.wait(timeout=30) == 0
     text = shown.decode()
-    assert "epoch " in text
+    assert text.index("starting 1 worker for quadratic ...") < text.index("quadratic · ")
+    assert "/1 s" in text, "the bar counts the seconds, which are the nearer limit"
+    assert "epoch " not in text
     assert "samples/s" in text
     assert "left" in text
     assert "━" in text

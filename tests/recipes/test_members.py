@@ -62,42 +62,46 @@ def test_default_rate_follows_the_optimizer(recipe, lr):
 @pytest.mark.parametrize(
     ("recipe", "batch", "line"),
     [
-        (constant(lr=0.05), 512, "sgd · lr 0.05 · constant"),
-        (constant(optimizer="adam", momentum=0.5), 512, "adam · lr 0.001 · constant"),
+        (constant(lr=0.05), 512, "sgd · lr 0.05, constant"),
+        (constant(optimizer="adam", momentum=0.5), 512, "adam · lr 0.001, constant"),
         (
             large_batch(),
             512,
-            "sgd · lr 0.1 per 256 samples = 0.2 · warm-up 5 epochs · step decay"
+            "sgd · lr 0.1 per 256 samples = 0.2 at batch 512, warm-up 5 epochs, step decay"
             " · nesterov momentum 0.9 · weight decay 0.0001",
         ),
         (
             large_batch(weight_decay=0.0, nesterov=False),
             128,
-            "sgd · lr 0.1 per 256 samples = 0.05 · step decay · momentum 0.9",
+            "sgd · lr 0.1 per 256 samples = 0.05 at batch 128, step decay · momentum 0.9",
         ),
         (
             large_batch(warmup=1, decay="cosine", momentum=0.0, nesterov=False, weight_decay=0, clip=1.0),
             1024,
-            "sgd · lr 0.1 per 256 samples = 0.4 · warm-up 1 epoch · cosine decay · clip 1",
+            "sgd · lr 0.1 per 256 samples = 0.4 at batch 1,024, warm-up 1 epoch, cosine decay · clip 1",
         ),
         (
             large_batch(optimizer="adamw", scaling="sqrt", warmup=0.5, decay="none"),
             1024,
-            "adamw · lr 0.001 per 256 samples (square root) = 0.002 · warm-up 0.5 epochs"
+            "adamw · lr 0.001 per 256 samples = 0.002 at batch 1,024 (square root), warm-up 0.5 epochs"
             " · weight decay 0.0001",
         ),
         (
             large_batch(scaling="none", decay="none"),
             1024,
-            "sgd · lr 0.1 · constant · nesterov momentum 0.9 · weight decay 0.0001",
+            "sgd · lr 0.1, constant · nesterov momentum 0.9 · weight decay 0.0001",
         ),
         (
             lars(),
             512,
-            "lars · lr 0.3 per 256 samples = 0.6 · warm-up 5 epochs from 0 · cosine decay"
+            "lars · lr 0.3 per 256 samples = 0.6 at batch 512, warm-up 5 epochs from 0, cosine decay"
             " · momentum 0.9 · weight decay 0.0001",
         ),
-        (lamb(), 256, "lamb · lr 0.0035 · warm-up 5 epochs from 0 · cosine decay · weight decay 0.01"),
+        (
+            lamb(),
+            256,
+            "lamb · lr 0.0035 at batch 256, warm-up 5 epochs from 0, cosine decay · weight decay 0.01",
+        ),
     ],
 )
 def test_describe(recipe, batch, line):
@@ -106,8 +110,14 @@ def test_describe(recipe, batch, line):
 
 def test_describe_shortens_the_warm_up_to_the_run():
     recipe = large_batch(momentum=0, nesterov=False, weight_decay=0)
-    line = "sgd · lr 0.1 per 256 samples = 0.2 · warm-up 3 epochs · step decay"
+    line = "sgd · lr 0.1 per 256 samples = 0.2 at batch 512, warm-up 3 epochs, step decay"
     assert recipe.describe(512, 60_000, horizon=180_000) == line
+
+
+def test_describe_names_what_an_update_uses_if_it_is_not_the_batch():
+    recipe = large_batch(lr=0.4, decay="cosine", momentum=0, nesterov=False, weight_decay=0)
+    line = "sgd · lr 0.4 per 256 samples = 0.05 for each update of 32, cosine decay"
+    assert recipe.describe(32, 60_000, where="for each update of 32") == line
 
 
 NUMBERS = [

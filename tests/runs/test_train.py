@@ -75,7 +75,7 @@ def test_what_the_task_decides_is_written_down(here: Path) -> None:
     assert (record.spec.batch, record.spec.epochs, record.spec.recipe) == (64, 20, "large-batch")
     assert record.spec.target == 0.96
     assert record.recipe["lr"] == 0.4
-    assert record.recipe_line.startswith("sgd · lr 0.4 per 256 samples = 0.1 · cosine decay")
+    assert record.recipe_line.startswith("sgd · lr 0.4 per 256 samples = 0.1 at batch 64, cosine decay")
     assert train("digits-mlp", batch=64, epochs=20).id == record.id
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.study import calibration, study_file
+from manyhands.study import calibration, estimate, study_file
 from manyhands.study.study_file import Study
 
 QUIET = 0.03
@@ -17,6 +17,7 @@ QUIET = 0.03
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests share the cores with others: by the clock nothing would be quiet."""
     monkeypatch.setattr(calibration, "measure", lambda: QUIET)
+    monkeypatch.setattr(estimate, "load", lambda: 0.0)
 
 
 @pytest.fixture

@@ -153,6 +153,11 @@ BAD = {
         "s.toml, line 1: unknown task 'digit-mlp' (did you mean 'digits-mlp'? known: ",
     ),
     "keep_models": ("keep_models = 1\n" + GRID, "s.toml, line 1: keep_models must be true or false, got 1"),
+    "no jobs": ("jobs = 0\n" + GRID, "s.toml, line 1: jobs must be a whole number from 1 on, got 0"),
+    "jobs that are no number": (
+        "jobs = true\n" + GRID,
+        "s.toml, line 1: jobs must be a whole number from 1 on, got True",
+    ),
     "nothing can work": (
         GRID + "\n[[grid]]\ntask = 'quadratic'\nstrategy = 'single'\nworkers = [2, 4]",
         "s.toml, line 4: no cell of this grid can work: strategy single has one worker, but workers is 2",
@@ -186,6 +191,11 @@ def test_lists_become_cells_the_last_key_first(study: Read) -> None:
     found = study(GRID + "batch = [50, 100]\nseed = [0, 1]")
     assert (found.name, found.title) == ("s", "s")
     assert fields(found, "batch", "seed") == [(50, 0), (50, 1), (100, 0), (100, 1)]
+
+
+def test_a_study_says_how_many_of_its_cells_may_run_at_a_time(study: Read) -> None:
+    assert study("jobs = 2\n" + GRID).jobs == 2
+    assert study(GRID).jobs == 1
 
 
 def test_facts(study: Read) -> None:

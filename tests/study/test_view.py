@@ -11,51 +11,11 @@ from rich.console import Console
 
 from manyhands.records.record import StepRecord
 from manyhands.records.spec import RunSpec
-from manyhands.records.study_results import Cell, Results, Without
-from manyhands.study import table
+from manyhands.records.study_results import Cell
 from manyhands.study.study_file import Study
 from manyhands.study.study_state import CellState, StudyState
 from manyhands.study.view import LineByLine, LiveTable
 from manyhands.testing.records import record
-
-
-def test_a_row_for_each_cell_with_its_baseline() -> None:
-    records = [
-        record(rate=10_000),
-        record(rate=10_400, repeat=1),
-        record(strategy="allreduce", workers=2, batch=256, rate=18_360, steps_to_target=300),
-        record(strategy="server", workers=2, batch=256, rate=9_000, steps_to_target=None),
-        record(strategy="hogwild", workers=2, batch=256, timed=False, steps_to_target=200),
-        record(strategy="average", workers=2, batch=256, status="diverged", steps_to_target=None),
-    ]
-    [block] = table.blocks(records)
-    found = [
-        (row.strategy, row.workers, row.batch, row.rate, row.speed_up, row.to_target) for row in block.rows
-    ]
-    assert found == [
-        ("single", "1", "128", "10,200", "1.00", "5.0 s"),
-        ("allreduce", "2", "256", "18,360", "1.80", "4.2 s"),
-        ("server", "2+1", "256", "9,000", "0.88", "not reached"),
-        ("hogwild", "2", "256", "", "", "200 steps"),
-        ("average", "2", "256", "10,000", "0.98", "diverged"),
-    ]
-    lines = table.draw(block)
-    assert lines[0].split()[:7] == ["strategy", "workers", "batch", "img/s", "speed-up", "to", "97"]
-    assert lines[-1] == " speed-up: over one worker, one thread"
-    assert all(len(line) <= 40 for line in table.draw(block, 40))
-
-
-def test_seeds_that_do_not_all_arrive() -> None:
-    alike = [record(seed=0), record(seed=1), record(seed=2, steps_to_target=None)]
-    assert table.to_target(alike) == "5.1 s (2 of 3)"
-
-
-def test_noise_and_failures_are_in_the_table() -> None:
-    spec = RunSpec.of(task="mnist-mlp", batch=64)
-    noisy, failed = record(machine_noise=0.3), Without(Cell(spec), "it burned\nto the ground")
-    drawn = table.draw_all(Results(Path("r"), "n", "t", records=[noisy], failed=[failed]))
-    assert "noisy" in drawn[1]
-    assert drawn[2].split("  ")[-1].strip() == "failed: it burned"
 
 
 @pytest.fixture

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from manyhands.analysis import groups
-from manyhands.analysis.candidates import Candidate, by_speed, by_time, faster, first
+from manyhands.analysis import answer_notes, groups
+from manyhands.analysis.answer_field import Field
+from manyhands.analysis.answer_notes import MOST, between, takes, times
+from manyhands.analysis.candidates import first
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.regimes import about, regimes
-from manyhands.analysis.scaling import Point, curves, points
-from manyhands.analysis.target import ToTarget, to_target
+from manyhands.analysis.scaling import Point, curves
+from manyhands.analysis.target import ToTarget
 from manyhands.core import formatting
-from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
 ONE = "one worker with one thread"
-MOST_TIES = 3  # named in the answer
 UNTRIED = "Only speed was measured; whether it learns was not tried."
 
 
@@ -25,104 +24,59 @@ class Answer(NamedTuple):
 
     task: str
     text: str
-    advised: ToTarget | Point | None  # the simplest of those that are not told apart from the fastest
+    # the simplest of the winners; None where nothing reached the target or nobody tried: speed is no advice
+    advised: ToTarget | Point | None
     cheapest: ToTarget | Point | None
     lines: list[str]  # the sentences of the text
-
-
-class _Field(NamedTuple):
-    """The records of one task and the candidates for its answer."""
-
-    task: str
-    records: list[RunRecord]
-    tries: list[ToTarget]
-    candidates: list[Candidate]  # the fastest first
-    results: Results
-
-    @property
-    def cores(self) -> int:
-        return max(record.environment.cores for record in self.records)
-
-    @property
-    def every(self) -> str:
-        return f"one worker with all {self.cores} cores as threads"
-
-    @property
-    def winners(self) -> list[Candidate]:
-        """The candidates that are not told apart from the fastest one, which is the first."""
-        fastest = self.candidates[0]
-        return [each for each in self.candidates if each is fastest or faster(fastest, each).low <= 1]
-
-    @property
-    def best(self) -> Candidate:
-        """The simplest winner: with the fewest workers, synchronous, then the fastest."""
-
-        def simplicity(each: Candidate) -> tuple[int, bool]:
-            return each.cell.workers, groups.traits_of(each.cell.variant).asynchronous
-
-        return min(self.winners, key=simplicity)
-
-    @property
-    def several(self) -> list[Candidate]:
-        return [each for each in self.candidates if each.cell.workers > 1]
+    winners: list[ToTarget | Point]  # not told apart from the fastest, which is the first
+    groups: list[list[ToTarget | Point]]  # the winners, then those not told apart from the best of the rest
 
 
 def answers(results: Results) -> list[Answer]:
     """Return one answer per task, in order of appearance."""
-    return [_answer(results, task) for task in groups.tasks(results.records)]
+    return [_answer(Field(task, results)) for task in groups.tasks(results.records)]
 
 
-def _answer(results: Results, task: str) -> Answer:
-    records = groups.of_task(results.records, task)
-    tries = _one_target(to_target(records, results.price))
-    timed, untimed = by_time(tries), []
-    if not timed:
-        untimed = by_speed(_converged(points(records, task, results.price), records), records[0].unit)
-    field = _Field(task, records, tries, timed or untimed, results)
-    lines = _lines(field, bool(timed))
+def _answer(field: Field) -> Answer:
+    lines = _lines(field)
+    found = [[each.cell for each in group] for group in field.ranked]
     cheapest = min(field.candidates, key=lambda each: each.spent, default=None)
     return Answer(
-        task,
+        field.task,
         " ".join(lines),
-        field.best.cell if field.candidates else None,
-        cheapest.cell if cheapest else None,
-        lines,
+        advised=field.best.cell if field.reached else None,
+        cheapest=cheapest.cell if cheapest else None,
+        lines=lines,
+        winners=found[0] if found else [],
+        groups=found,
     )
 
 
-def _converged(cells: Sequence[Point], records: Sequence[RunRecord]) -> list[Point]:
-    """The cells none of whose runs diverged: a fast setup that does not train is not advised."""
-    diverged = {record.run for record in records if record.status == "diverged"}
-    return [cell for cell in cells if diverged.isdisjoint(cell.runs)]
-
-
-def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:
-    """The cells with the most common target: seconds to different targets cannot be compared."""
-    targets = [each.target for each in tries]
-    chosen = max(targets, key=lambda target: (targets.count(target), target), default=None)
-    return [each for each in tries if each.target == chosen]
-
-
-def _lines(field: _Field, reached: bool) -> list[str]:
+def _lines(field: Field) -> list[str]:
     if not field.candidates:
-        return [line for line in (_no_candidates(field), _batches(field)) if line]
-    missed = [] if reached or not field.tries else [_not_reached(field)]
-    lines = [
-        *missed,
-        _main(field, reached, bool(missed)),
-        _ties(field),
-        "" if reached or missed else UNTRIED,
-        _threads(field),
-        _line(field),
-        _batches(field),
-        _cheapest(field),
-        _late(field) if reached else "",
-        _noise(field),
-    ]
+        lines = [_no_candidates(field), answer_notes.diverged(field), _batches(field)]
+    else:
+        tried = any(not each.diverged for each in field.tries)
+        missed = [_not_reached(field)] if tried and not field.reached else []
+        lines = [
+            *missed,
+            _main(field, bool(missed)),
+            _ties(field),
+            "" if field.reached or missed else UNTRIED,
+            _threads(field),
+            _line(field),
+            _batches(field),
+            _cheapest(field),
+            answer_notes.diverged(field),
+            answer_notes.late(field) if field.reached else "",
+            answer_notes.implausible(field),
+            answer_notes.measured(field),
+            answer_notes.noise(field),
+        ]
     return [line for line in lines if line]
 
 
-def _no_candidates(field: _Field) -> str:
+def _no_candidates(field: Field) -> str:
     arrived = [each for each in field.tries if each.samples]
     if not field.tries:
         return f"for {field.task} no run came to its end: there is no answer yet."
@@ -136,10 +90,11 @@ def _no_candidates(field: _Field) -> str:
     return f"{text} {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
 
 
-def _not_reached(field: _Field) -> str:
+def _not_reached(field: Field) -> str:
     """Say that no cell reached the target, and how close the best one came."""
     goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)
-    ended = [each for each in field.records if each.best_metric is not None and groups.attempted(each)]
+    tried = [each for each in field.records if groups.attempted(each) and each.status != "diverged"]
+    ended = [each for each in tried if each.best_metric is not None]
     some = sum(each.reached for each in field.tries)
     if some:
         return f"for {field.task} no cell reached {goal} in most of its runs ({some} did)."
@@ -152,73 +107,87 @@ def _not_reached(field: _Field) -> str:
     return f"for {field.task} no cell reached {goal}; {groups.title(best)} came nearest with {near}."
 
 
-def _main(field: _Field, reached: bool, again: bool) -> str:
+def _main(field: Field, again: bool) -> str:
     best, one = field.best, first(field.candidates, 1)
-    start = _start(field, reached, again)
+    start = _start(field, again)
     if len(field.candidates) == 1:
-        only = f"{'by speed ' if again else f'for {field.task} '}there is only one cell, {best.name}"
-        return f"{_capital(only) if again else only}: {best.shown}; it has nothing to be compared with."
+        return f"{start} {best.name}: {best.shown}. {_nothing_else(field)}"
     if one is None:
         return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
     if best is one:
-        others = [each for each in field.candidates if each not in field.winners]
+        others = [each for each in field.candidates if not field.won(each)]
         if not others:
             return f"{start} {best.name}: {best.shown}. Nothing is faster beyond the noise."
-        longer = takes(others[0].pace.median / best.pace.median)
+        longer = takes(1 / field.faster(others[0], best).median)
         return f"{start} {best.name}: {best.shown}. Nothing else pays: {others[0].name} {longer}."
-    gained = faster(best, one)
+    gained = field.faster(best, one)
     against = f"({best.shown} against {one.brief})"
+    over = ONE if one.cell.batch == best.cell.batch else f"{ONE} at batch {one.cell.batch}"
     if gained.low <= 1:
-        return f"{start} {best.name}, which is not told apart from {ONE} {against}."
-    between = f"{times(gained.median)} ({times(gained.low)} to {times(gained.high)})"
-    return f"{start} {best.name}: {between} faster than {ONE} {against}."
+        return f"{start} {best.name}, which is not told apart from {over} {against}."
+    return f"{start} {best.name}: {between(gained)} faster than {over} {against}."
 
 
-def _ties(field: _Field) -> str:
+def _nothing_else(field: Field) -> str:
+    """Why the only candidate has nothing to be compared with."""
+    others = len({groups.key(record) for record in field.records}) - 1
+    if not others:
+        return "It is the only cell, so there is nothing to compare it with."
+    some = "the other cell was" if others == 1 else f"the {others} other cells were"
+    why = "timed to the target" if field.reached else "timed without diverging"
+    return f"There is nothing to compare it with: {some} not {why}."
+
+
+def _ties(field: Field) -> str:
     """The other winners: with these measurements nobody can say which is faster."""
     others = [each for each in field.winners if each is not field.best]
     if not others:
         return ""
-    names = [f"{each.name} ({each.brief})" for each in others[:MOST_TIES]]
+    names = [f"{each.name} ({each.brief})" for each in others[:MOST]]
     left = len(others) - len(names)
     text = "; ".join([*names, f"and {left} more"] if left else names)
     return f"Not told apart from it: {text}."
 
 
-def _start(field: _Field, reached: bool, again: bool) -> str:
+def _start(field: Field, again: bool) -> str:
     hosts = {host for record in field.records for host in record.hosts}
     here = "on this machine" if len(hosts) <= 1 else f"on these {len(hosts)} machines"
-    if reached:
+    if field.reached:
         return f"for {field.task} {here} train with"
     fastest = "among the fastest is" if len(field.winners) > 1 else "the fastest is"
-    return f"By speed alone, {here} {fastest}" if again else f"for {field.task} {here} {fastest}"
+    return (
+        f"By speed alone, {here} {fastest}" if again else f"by speed alone, for {field.task} {here} {fastest}"
+    )
 
 
-def _threads(field: _Field) -> str:
+def _threads(field: Field) -> str:
     """Compare with one worker that uses all cores as threads: what a user would run without manyhands."""
     best, every = field.best, first(field.candidates, field.cores)
     if field.cores == 1 or not field.several:
         return ""
     if every is None:
-        return f"{_capital(field.every)} was not run."
+        ran = any(groups.one_plain_worker(*each[:2]) and each.threads == field.cores for each in field.points)
+        return f"{_capital(field.every)} was not {'timed to the target' if ran else 'run'}."
     if best is every:
         other = field.several[0]
-        if other in field.winners:
+        if field.won(other):
             return ""
-        longer = takes(other.pace.median / best.pace.median)
+        longer = takes(1 / field.faster(other, best).median)
         return f"Plain threads win: the best of several workers, {other.name}, {longer}."
     if best.cell.workers == 1:
         return ""
-    gained = faster(best, every)
+    gained = field.faster(best, every)
     if gained.low <= 1:
         return f"Plain threads are not told apart from it: {field.every} ({every.brief})."
     return f"It is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
 
 
-def _line(field: _Field) -> str:
+def _line(field: Field) -> str:
     """The fine line of the recommended strategy."""
     best = field.best.cell
-    lines = [line for line in fine_lines(curves(field.records)) if _through(line, best)]
+    lines = [
+        line for line in fine_lines(curves(field.records, None, field.results.blocks)) if _through(line, best)
+    ]
     if best.workers == 1 or not lines:
         return ""
     # a fine line below the recommended workers would contradict the answer, which is by time to the target
@@ -239,9 +208,10 @@ def _through(line: FineLine, cell: ToTarget | Point) -> bool:
     return line.fixed == (cell.batch if line.kind == "strong" else cell.batch / cell.workers)
 
 
-def _batches(field: _Field) -> str:
-    """Up to which batch larger batches save steps."""
-    fit = next((fit for fit in regimes(field.records) if fit.perfect_until is not None), None)
+def _batches(field: Field) -> str:
+    """Up to which batch larger batches save steps, if the learning rate was tuned at each of them."""
+    tuned = [fit for fit in regimes(field.records) if "lr tuned" in fit.label]
+    fit = next((fit for fit in tuned if fit.perfect_until is not None), None)
     if fit is None or fit.perfect_until is None:
         return ""
     inside = fit.points[0].batch <= fit.perfect_until.value <= fit.points[-1].batch
@@ -250,13 +220,13 @@ def _batches(field: _Field) -> str:
     return f"Beyond batch {about(fit.perfect_until)} doubling the batch no longer halves the steps."
 
 
-def _cheapest(field: _Field) -> str:
+def _cheapest(field: Field) -> str:
     best, least = field.best, min(field.candidates, key=lambda each: each.spent)
     if len(field.candidates) == 1:
         return ""
     if least is best:
         return "It is the cheapest, too." if field.results.price is not None else ""
-    times_as_fast = faster(least, best)
+    times_as_fast = field.faster(least, best)
     if best.spent / least.spent * times_as_fast.low / times_as_fast.median <= 1:
         return ""  # the costs are not told apart
     if field.results.price is None or least.cell.money is None or best.cell.money is None:
@@ -271,33 +241,10 @@ def _three(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
-def _unit(field: _Field) -> str:
+def _unit(field: Field) -> str:
     if isinstance(field.best.cell, Point):
         return f" for a million {field.records[0].unit}"
     return f" to {formatting.threshold(field.tries[0].target, field.tries[0].metric_name)}"
-
-
-def _late(field: _Field) -> str:
-    late = sum(each.best_seconds is None for each in field.tries)
-    goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)
-    return f"{late} of {len(field.tries)} cells did not reach {goal}." if late else ""
-
-
-def _noise(field: _Field) -> str:
-    noisy = field.best.cell.noisy
-    return (
-        "The machine was noisy while this was measured: run it again before relying on it." if noisy else ""
-    )
-
-
-def times(ratio: float) -> str:
-    """`1.9x`; with two decimals below 1.1, so that a small gain does not become `1.0x`."""
-    return f"{ratio:.1f}x" if ratio >= 1.095 else f"{ratio:.2f}x"
-
-
-def takes(ratio: float) -> str:
-    """`takes 20 % longer`, or from a ratio of 2 on `takes 2.0x as long`."""
-    return f"takes {formatting.percent(ratio - 1)} longer" if ratio < 2 else f"takes {ratio:.1f}x as long"
 
 
 def _capital(text: str) -> str:

@@ -37,26 +37,35 @@ class BatchPoint(NamedTuple):
     reached: int
     of: int
     bound: int | None  # the target was not reached within this number of steps
-    spread: float = 0.0  # of log steps: the distance between evaluations, and between learning rates
+    spread: float = 0.0  # of log steps: from the distance between evaluations
     recipe_line: str = ""
     lr: float | None = None
     rates: int = 1  # learning rates that were tried
     edge: bool = False  # whether the best of them is the smallest or the largest
+    tuning: float = 0.0  # of log steps: what a rate between those that were tried could save
     between: float = 0.0  # of log steps: the standard error as the seeds show it
     runs: tuple[str, ...] = ()
 
-    @property
-    def observation(self) -> Observation | None:
-        """What the fit takes; None if nothing is known."""
-        if self.steps is not None:
-            return Observation(
-                self.batch,
-                self.steps,
-                self.spread,
-                between=self.between,
-                freedom=self.reached - 1 if self.between else 0,
+
+def observations(points: Sequence[BatchPoint]) -> tuple[Observation, ...]:
+    """What the fit takes: points, and bounds where the target was not reached.
+
+    What tuning leaves open is averaged over the batches, because at each of them it is known from three noisy
+    runs only.
+    """
+    tuned = [point.tuning for point in points if point.steps is not None and point.rates > 1]
+    tuning = math.sqrt(math.fsum(each**2 for each in tuned) / len(tuned)) if tuned else 0.0
+    found = []
+    for point in points:
+        spread = math.hypot(point.spread, tuning)
+        if point.steps is not None:
+            freedom = point.reached - 1 if point.between else 0
+            found.append(
+                Observation(point.batch, point.steps, spread, between=point.between, freedom=freedom)
             )
-        return Observation(self.batch, self.bound, self.spread, censored=True) if self.bound else None
+        elif point.bound:
+            found.append(Observation(point.batch, point.bound, spread, censored=True))
+    return tuple(found)
 
 
 def recipe_family(record: RunRecord) -> str:
@@ -81,8 +90,8 @@ def batch_point(batch: int, group: Sequence[RunRecord]) -> BatchPoint:
         best = best._replace(bound=min(bounds, default=None))
     if not arrived or len(tried) == 1:
         return best._replace(rates=len(tried))
-    spread = math.hypot(best.spread, _tuning(tried, tried.index(best)))
-    return best._replace(rates=len(tried), edge=best in (tried[0], tried[-1]), spread=spread)
+    tuning = _tuning(tried, tried.index(best))
+    return best._replace(rates=len(tried), edge=best in (tried[0], tried[-1]), tuning=tuning)
 
 
 def _lr(record: RunRecord) -> float | None:

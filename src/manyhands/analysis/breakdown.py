@@ -11,6 +11,7 @@ from manyhands.records.record import RunRecord
 
 STEP_PHASES = tuple(name for name in PHASES if name not in ASIDE)
 COMPUTE = ("forward", "backward")
+ASLEEP = ("data", "communication", "wait")  # a stage or a server needs no core meanwhile
 
 
 class Breakdown(NamedTuple):
@@ -78,6 +79,29 @@ def rank_phases(record: RunRecord) -> dict[int, dict[str, float]]:
 def compute(phases: dict[str, float]) -> float:
     """Seconds of forward and backward."""
     return sum(phases.get(name, 0.0) for name in COMPUTE)
+
+
+def busy_threads(record: RunRecord) -> float:
+    """How many threads would compute at the same time on the busiest host, if each had a core.
+
+    A server sleeps until it is asked, and a stage until its neighbor has finished: they count with the share
+    of their time in which they compute. Workers that wait for each other, or exchange gradients, wait for a
+    core where there are too few: they count as a whole.
+    """
+    spec, hosts = record.spec, dict[str, float]()
+    for rank, phases in enumerate(record.phases):
+        if not phases:
+            continue  # lost
+        host = record.hosts[rank] if rank < len(record.hosts) else ""
+        sleeps = rank < spec.servers or spec.traits.staged or spec.traits.serves
+        hosts[host] = hosts.get(host, 0.0) + (_busy_share(phases) if sleeps else 1.0)
+    return groups.threads(record) * max(hosts.values(), default=0.0)
+
+
+def _busy_share(phases: dict[str, float]) -> float:
+    training = training_phases(phases)
+    whole = sum(training.values())
+    return 1 - sum(training.get(name, 0.0) for name in ASLEEP) / whole if whole > 0 else 0.0
 
 
 def _traffic(record: RunRecord) -> tuple[float, float]:

@@ -1,10 +1,10 @@
 """Fit S = S_min (1 + B_crit/B) to steps to a target by batch size; runs that did not reach it are bounds.
 
 The 95 % interval of a parameter is the set of its values with which the curve, its other parameter free, fits
-almost as well as the best one (the profile likelihood). "Almost" is Student's t times the noise of the points.
-The noise is measured by how far they lie from the curve and, where there are several seeds, by how far these
-lie from each other, so it includes what the choice among a few learning rates leaves to chance. Where larger
-or smaller batches are missing, one side of the interval extends as far as the search does.
+almost as well as the best one (the profile likelihood). "Almost" is Student's t times the noise of the
+points. The noise is measured by how far they lie from the curve and, where there are several seeds, by how
+far these lie from each other, so it includes what the choice among a few learning rates leaves to chance.
+Where larger or smaller batches are missing, one side of the interval extends as far as the search does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import fdtri, log_ndtr, stdtrit
+from scipy.special import fdtri, log_ndtr
 
-from manyhands.core.statistics import Estimate
+from manyhands.core.statistics import Estimate, student_t
 
 FEWEST = 3  # batches: two parameters fit any two points exactly, and nothing is left to judge the fit by
+# Degrees of freedom: with one of them the interval is either of no use or, where points lie on a curve by
+# chance, too narrow. Of those told from 3 batches with one seed, 80 % held the truth at 30 % noise.
+FREEDOM = 2
 SPREAD = 0.03  # least relative noise of steps: with only one seed, others would differ this much
 REACH = 1000.0  # B_crit is searched up to this factor beyond the batches that were run
 GRID = 400  # values of B_crit that are tried first, before the best and the ends are refined
@@ -108,7 +111,7 @@ def _noise(points: _Points) -> tuple[float, float]:
     noise, reach = 1.0, NORMAL
     for _ in range(4 if points.censored.any() else 1):  # how much a bound counts depends on the noise
         around, freedom = _around(points, _best(points, noise))
-        noise, reach = max(1.0, around), max(NORMAL, float(stdtrit(freedom, 0.975)) * around)
+        noise, reach = max(1.0, around), max(NORMAL, student_t(freedom) * around)
     return noise, reach
 
 
@@ -150,26 +153,30 @@ def _costs(points: _Points, noise: float, critical: Numbers) -> tuple[Numbers, N
     shape = np.log1p(np.exp(critical)[:, None] / points.batch)
     weight = np.where(points.censored, 0.0, points.spread**-2.0)
     steps = ((points.logs - shape) * weight).sum(axis=1) / weight.sum()
-    if points.censored.any():  # minorize and maximize: no bound is more curved than a measured point
-        curved = (points.spread**-2.0).sum()
-        for _ in range(60):
-            steps = steps - _slope(points, noise, shape + steps[:, None]) / curved
+    if points.censored.any():  # bounds lift the curve; Newton's method climbs and never overshoots
+        for _ in range(12):
+            slope, bend = _derivatives(points, noise, shape + steps[:, None])
+            steps = steps - slope / bend
     return _cost(points, noise, shape + steps[:, None]), steps
 
 
 def _cost(points: _Points, noise: float, model: Numbers) -> Numbers:
     """Minus twice the log likelihood: of the steps that were measured, and of exceeding the bounds."""
     missed = (model - points.logs) / (noise * points.spread)
-    cost: Numbers = np.where(points.censored, -2 * log_ndtr(missed), missed**2).sum(axis=-1)
+    cost: Numbers = (missed[..., ~points.censored] ** 2).sum(axis=-1)
+    if points.censored.any():
+        cost = cost - 2 * log_ndtr(missed[..., points.censored]).sum(axis=-1)
     return cost
 
 
-def _slope(points: _Points, noise: float, model: Numbers) -> Numbers:
-    """Half the slope of the cost over log S_min, times the squared noise."""
-    missed = (model - points.logs) / (noise * points.spread)
-    pull = np.exp(-(missed**2) / 2 - log_ndtr(missed)) / math.sqrt(2 * math.pi)
-    slope: Numbers = (noise * np.where(points.censored, -pull, missed) / points.spread).sum(axis=-1)
-    return slope
+def _derivatives(points: _Points, noise: float, model: Numbers) -> tuple[Numbers, Numbers]:
+    """The first and second derivative of half the cost over log S_min."""
+    scale = noise * points.spread
+    missed = (model - points.logs) / scale
+    pull = np.exp(-(missed**2) / 2 - log_ndtr(missed)) / math.sqrt(2 * math.pi)  # the inverse Mills ratio
+    slope = np.where(points.censored, -pull, missed) / scale
+    bend = np.where(points.censored, pull * (missed + pull), 1.0) / scale**2
+    return slope.sum(axis=-1), bend.sum(axis=-1)
 
 
 def _ends_of_batch(points: _Points, noise: float, allowed: float, best: Fit) -> tuple[float, float]:
@@ -203,6 +210,8 @@ def _ends_of_steps(
 
     def end(sign: float) -> Numbers:
         last, beyond = np.zeros(GRID), sign * farthest
+        if not points.censored.any():
+            return middle + beyond
         for _ in range(40):
             half = (last + beyond) / 2
             fits = _cost(points, noise, shape + (middle + half)[:, None]) <= allowed

@@ -25,6 +25,11 @@ class Key(NamedTuple):
 
 
 def variant(record: RunRecord) -> str:
+    """The setting of the strategy with the label of the cell: `average every=8 (again)`."""
+    return setting(record) + (f" ({record.label})" if record.label else "")
+
+
+def setting(record: RunRecord) -> str:
     """The strategy with the settings that are not at their defaults: `average every=8`."""
     spec = record.spec
     options = {
@@ -40,6 +45,13 @@ def variant(record: RunRecord) -> str:
     }
     named = options | {name: value for name, value in more.items() if value is not None}
     return " ".join([spec.strategy, *_pairs(named)])
+
+
+def one_plain_worker(variant: str, workers: int) -> bool:
+    """Whether this is one worker without anybody to share with: the same work under any strategy's name."""
+    traits = traits_of(variant)
+    same = traits.exact or traits.averaging
+    return workers == 1 and variant in STRATEGIES and same and not traits.serves
 
 
 def traits_of(variant: str) -> StrategyEntry:
@@ -131,10 +143,10 @@ def measured(record: RunRecord) -> bool:
 def attempted(record: RunRecord) -> bool:
     """Whether a run tried to reach the target.
 
-    An interrupted run does not count, nor does a run on a budget that made less than an epoch: it only
-    measures speed.
+    An interrupted run does not count. Neither does a run that only measures speed: a paired one, or one on a
+    budget that made less than an epoch. If one of these diverged, it counts, because that can be known early.
     """
-    if record.status == "interrupted":
+    if record.status == "interrupted" or (record.paired and record.status != "diverged"):
         return False
     budgeted = record.spec.seconds is not None or record.spec.samples is not None
     return record.reached or record.status == "diverged" or not budgeted or record.epochs >= 1

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from manyhands.analysis import groups
 from manyhands.analysis.batch_points import recipe_family
 from manyhands.analysis.crossing import crossing, retargeted
+from manyhands.analysis.fit import NORMAL
 from manyhands.analysis.noise_windows import FEWEST, RunScale, measured, run_scale
 from manyhands.analysis.regimes import Regimes, regimes
 from manyhands.core.statistics import Estimate, student_t
@@ -162,10 +163,10 @@ def _batch_scales(records: Sequence[RunRecord]) -> list[BatchScale]:
 def _mean(runs: Sequence[RunScale], seeds: float, freedom: int) -> Estimate:
     n = len(runs)
     center = math.fsum(math.log(run.scale) for run in runs) / n
-    windows = math.fsum(run.error**2 for run in runs) / n
-    # what seeds show includes the errors of windows, if these are not larger
-    variance = max(seeds, windows) if n > 1 else seeds + windows
-    reach = student_t(freedom) * math.sqrt(variance / n)
+    windows = NORMAL**2 * math.fsum(run.error**2 for run in runs) / n
+    between = student_t(freedom) ** 2 * seeds
+    # what several seeds show includes the errors of windows, if these are not larger
+    reach = math.sqrt((max(between, windows) if n > 1 else between + windows) / n)
     return Estimate(math.exp(center), math.exp(center - reach), math.exp(center + reach))
 
 

@@ -1,8 +1,8 @@
 """The noise scale of one run: tr(S)/|G|^2 in windows of a few evaluations, averaged over steps.
 
-Training with batch B makes S = sum over the steps of an ideal run of (1 + B_noise(s)/B) steps, so the critical
-batch is the mean over steps of the ratio (McCandlish et al. 2018). The ratio of sums over a whole run is not:
-|G|^2 falls 50-fold on the way, and the first steps would decide it.
+Training with batch B makes S = sum over the steps of an ideal run of (1 + B_noise(s)/B) steps, so the
+critical batch is the mean over steps of the ratio (McCandlish et al. 2018). The ratio of sums over a whole
+run is not: |G|^2 falls 50-fold on the way, and the first steps would decide it.
 
 Estimates of |G|^2 are unbiased but noisy, most of all where the batch is small, and may be negative:
 
@@ -79,7 +79,7 @@ def run_scale(values: Sequence[Measured]) -> RunScale | None:
 
 def windows(values: Sequence[Measured]) -> list[Window]:
     """Cut a run into windows; a rest that cannot stand alone belongs to the last of them."""
-    noise = _noise([each.gradient for each in values]), _noise([each.spread for each in values])
+    noise = _Noise(values)
     groups: list[list[Measured]] = []
     current: list[Measured] = []
     for each in values:
@@ -95,13 +95,35 @@ def windows(values: Sequence[Measured]) -> list[Window]:
     return [window for window in found if window is not None]
 
 
-def _noise(values: Sequence[float]) -> float:
-    """The standard deviation of one value around a slow trend, from the distances of neighbors."""
-    distances = [abs(second - first) for first, second in pairwise(values)]
-    return statistics.median(distances) / MEDIAN if distances else 0.0
+class _Noise:
+    """How far neighboring evaluations lie apart, in units of tr(S), with which their noise grows.
+
+    Between neighbors the truth hardly changes; the median leaves out the start, where it does.
+    """
+
+    def __init__(self, values: Sequence[Measured]) -> None:
+        around = [(one, other, (one.spread + other.spread) / 2) for one, other in pairwise(values)]
+        self._apart = [
+            ((other.gradient - one.gradient) / level, (other.spread - one.spread) / level)
+            for one, other, level in around
+            if level > 0
+        ]
+
+    @property
+    def of_gradient(self) -> float:
+        """The standard deviation of one estimate of |G|^2."""
+        return self._typical([abs(gradient) for gradient, _ in self._apart])
+
+    def of_ratio(self, ratio: float) -> float:
+        """The relative standard deviation of one ratio: its two estimates err in opposite directions."""
+        return self._typical([abs(spread - ratio * gradient) for gradient, spread in self._apart])
+
+    @staticmethod
+    def _typical(distances: Sequence[float]) -> float:
+        return statistics.median(distances) / MEDIAN if distances else 0.0
 
 
-def _window(group: Sequence[Measured], noise: tuple[float, float]) -> Window | None:
+def _window(group: Sequence[Measured], noise: _Noise) -> Window | None:
     """The window of these evaluations; None if they are too few, or too noisy."""
     if len(group) < FEWEST:
         return None
@@ -109,9 +131,8 @@ def _window(group: Sequence[Measured], noise: tuple[float, float]) -> Window | N
     gradient = math.fsum(each.steps * each.gradient for each in group) / steps
     spread = math.fsum(each.steps * each.spread for each in group) / steps
     root = math.sqrt(len(group))
-    if spread <= 0 or gradient <= 0 or gradient < CLEAR * noise[0] / root:
+    if spread <= 0 or gradient <= 0 or gradient < CLEAR * noise.of_gradient * spread / root:
         return None
-    # the two estimates err in opposite directions, so their relative errors add up
-    error = (noise[0] / gradient + noise[1] / spread) / root
+    ratio = spread / gradient
     middle = (group[0].samples + group[-1].samples) // 2
-    return Window(middle, steps, spread / gradient, error)
+    return Window(middle, steps, ratio, noise.of_ratio(ratio) / root)

@@ -1,31 +1,44 @@
 """Speeds compared in pairs: a block of a cell next to blocks of the baseline, so that drift cancels.
 
     round 0:  B  c1  B  c2  B  c3  B          B: the baseline, one worker with one thread
-    round 1:  B  c2  B  c3  B  c1  B          value of c2 = log(c2) - (log(B before) + log(B after)) / 2
+    round 1:  B  c2  B  c3  B  c1  B          value of c2 = log c2 - median of log B, of the nearest four
 
 A machine that is 15 % slower in one minute than in the next one is slower for neighbors alike. Cells are
 compared by the differences of their values in the rounds that they share.
 
 Rounds are added until the leaders are told apart or the budget is spent. Who looks again and again at growing
 data finds a difference sooner or later where there is none. So there are a few looks, after numbers of rounds
-that are fixed in advance, and the error of 5 % per comparison is divided among them: what is left is for the end.
+that are fixed in advance, and the error of 5 % per comparison is divided among them; what is left is for the
+end. `benchmarks/trust/pairs.py` simulates how often equal cells are told apart, and different ones are not.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from manyhands.core.statistics import CONFIDENCE, USUAL_FREEDOM, USUAL_NOISE, Summary, around, moderated
+from manyhands.core.statistics import (
+    CONFIDENCE,
+    USUAL_FREEDOM,
+    USUAL_NOISE,
+    Summary,
+    around,
+    moderated,
+)
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Block, Results
 
 LOOKS = (3, 5, 8, 12, 17, 23)  # rounds after which cells may be eliminated
 SPENT = (0.004, 0.006, 0.007, 0.007, 0.007, 0.007)  # the error of each look; 0.012 is left for the end
 ERROR = 1 - CONFIDENCE
-# The variance of one value, as far as is known before anything is measured: blocks that vary by 3 to 4 %.
+NEAR = 4  # baseline blocks per value, if there are: one that something else slowed down does not spoil it
+# The variance of one value, as far as is known before anything is measured: blocks vary by 3 to 4 %.
 USUAL_PAIR = 0.04**2
+ALIKE = 6  # degrees of freedom that the noise of all cells together is worth to the noise of one of them
+CLIP = 2.0  # standard deviations, beyond which a value counts as if it were there
 
 Round = tuple[int, int]  # session, number of the round in it
 Values = Mapping[Round, float]
@@ -46,26 +59,16 @@ class Compared(NamedTuple):
 class Decision(NamedTuple):
     """What to measure in the next rounds."""
 
-    eliminated: set[str]  # slower than the leader
+    eliminated: set[str]  # slower than the leader, or not measured any more
     leaders: set[str]  # not told apart from the fastest
     settled: bool  # further rounds would tell nothing more
 
 
 class Lane(NamedTuple):
-    """The paired values of all cells that have the same baseline, in the order of their rounds."""
+    """The paired values of all cells that have the same baseline."""
 
     baseline: str
-    values: Mapping[str, Values]
-
-    @property
-    def variance(self) -> float:
-        """The variance of one value, over all cells."""
-        squares, freedom = USUAL_FREEDOM * USUAL_PAIR, float(USUAL_FREEDOM)
-        for values in self.values.values():
-            center = _mean(list(values.values()))
-            squares += math.fsum((each - center) ** 2 for each in values.values())
-            freedom += len(values) - 1
-        return squares / freedom
+    values: Mapping[str, Values]  # logarithms of their speeds over the baseline's
 
     @property
     def rounds(self) -> int:
@@ -81,23 +84,51 @@ class Lane(NamedTuple):
             return [-each for each in theirs.values()]
         return [mine[at] - theirs[at] for at in mine if at in theirs]
 
-    def usual(self, *cells: str) -> float:
-        """The variance of such a difference, over all cells; the baseline's noise is in every value."""
-        return self.variance * len(set(cells) - {self.baseline})
+    def usual(self, one: str, other: str) -> float:
+        """The variance that the other cells let expect of such a difference."""
+        return self._variance(one, other, frozenset({one, other}) - {self.baseline})
+
+    def typical(self, one: str, other: str) -> float:
+        """The variance of such differences, over all cells."""
+        return self._variance(one, other, frozenset())
+
+    def _variance(self, one: str, other: str, without: frozenset[str]) -> float:
+        if self.baseline in (one, other):
+            prior, ways = USUAL_PAIR, [(cell, self.baseline) for cell in self.values]
+        else:
+            prior, ways = 2 * USUAL_PAIR, list(itertools.combinations(self.values, 2))
+        lists = [
+            self.difference(*way) for way in ways if not without or not without >= {*way} - {self.baseline}
+        ]
+        changes = [abs(later - each) for found in lists for each, later in itertools.pairwise(found)]
+        if not changes:
+            return prior
+        # the median change of a normal variable from one value to the next is 0.954 standard deviations, and
+        # a median is worth about half of the degrees of freedom of its values
+        seen = (statistics.median(changes) / 0.954) ** 2
+        known = sum(len(found) - 1 for cell, found in self.values.items() if cell not in without) / 2
+        return (USUAL_FREEDOM * prior + known * seen) / (USUAL_FREEDOM + known)
 
 
 def lanes(blocks: Sequence[Block]) -> list[Lane]:
     """The values of all paired cells. A block without a baseline block on both sides has none."""
     found: dict[str, dict[str, dict[Round, float]]] = {}
-    for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
-        if block.position % 2 and before.cell == after.cell and _neighbors(before, block, after):
-            sides = math.log(before.samples_per_second) + math.log(after.samples_per_second)
-            values = found.setdefault(before.cell, {}).setdefault(block.cell, {})
-            values[block.session, block.round] = math.log(block.samples_per_second) - sides / 2
+    for earlier, row in itertools.pairwise([[], *_rows(blocks)]):
+        base = [block for block in row if block.position % 2 == 0]
+        lead_in = [block for block in earlier[-1:] if base and _next_round(block, base[0])]
+        for block in row:
+            before = lead_in + [each for each in base if each.position < block.position]
+            after = [each for each in base if each.position > block.position]
+            sides = min(NEAR // 2, len(before), len(after))  # as many on both: then a steady drift cancels
+            if block.position % 2 and sides:
+                near = before[-sides:] + after[:sides]
+                level = statistics.median(math.log(each.samples_per_second) for each in near)
+                values = found.setdefault(base[0].cell, {}).setdefault(block.cell, {})
+                values[block.session, block.round] = math.log(block.samples_per_second) - level
     return [Lane(baseline, values) for baseline, values in found.items()]
 
 
-def lane_of(blocks: Sequence[Block], *cells: str | None) -> Lane | None:
+def lane_of(blocks: Sequence[Block], *cells: str) -> Lane | None:
     """The lane that all of these cells are in."""
     for lane in lanes(blocks):
         if all(cell == lane.baseline or cell in lane.values for cell in cells):
@@ -106,23 +137,26 @@ def lane_of(blocks: Sequence[Block], *cells: str | None) -> Lane | None:
 
 
 def compare(results: Results, one: RunRecord, other: RunRecord) -> Compared | None:
-    """How many times as fast `one` is as `other`; None if they were not measured in the same rounds."""
-    lane = lane_of(results.blocks, one.cell, other.cell)
-    if lane is None or one.cell is None or other.cell is None:
-        return None
-    return compared(lane, one.cell, other.cell)
+    """How many times as fast `one` is as `other`; None if they have no common rounds."""
+    return compare_cells(results.blocks, one.cell, other.cell) if one.cell and other.cell else None
+
+
+def compare_cells(blocks: Sequence[Block], one: str, other: str) -> Compared | None:
+    """The same for the keys of two cells."""
+    lane = lane_of(blocks, one, other)
+    return compared(lane, one, other) if lane else None
 
 
 def compared(lane: Lane, one: str, other: str) -> Compared | None:
-    """The same for the keys of two cells of a lane."""
+    """The same for two cells of a lane."""
     if one == other:
-        return Compared(Summary(1.0, 1.0, 1.0, lane.rounds), lane.rounds, 0.0, False)  # itself: noise cancels
+        return Compared(Summary(1.0, 1.0, 1.0, lane.rounds), lane.rounds, 0.0, apart=False)
     logs, usual = lane.difference(one, other), lane.usual(one, other)
     if not logs:
         return None
-    center = _mean(logs)
-    strict = moderated(logs, usual, USUAL_FREEDOM, level(len(logs), lane.rounds))
-    plain = moderated(logs, usual, USUAL_FREEDOM)
+    values = _clipped(logs, lane.typical(one, other))
+    center, plain = _mean(values), moderated(values, usual, ALIKE)
+    strict = moderated(values, usual, ALIKE, level(len(logs), lane.rounds))
     apart = abs(center) > strict
     reach = plain if apart else max(plain, strict)
     return Compared(around(center, reach, len(logs)), len(logs), _spread(logs, usual), apart)
@@ -134,32 +168,38 @@ def level(rounds: int, most: int) -> float:
     Cells that were eliminated at a look are judged at the level of this look, the leaders at what is left.
     The last round may be incomplete.
     """
+    spent = list(zip(LOOKS, SPENT, strict=True))
     if rounds >= most - 1:
-        return ERROR - math.fsum(spent for look, spent in zip(LOOKS, SPENT, strict=True) if look < rounds)
-    return next((spent for look, spent in zip(LOOKS, SPENT, strict=True) if look >= rounds), SPENT[-1])
+        return ERROR - math.fsum(error for look, error in spent if look < rounds)
+    return next((error for look, error in spent if look >= rounds), SPENT[-1])
 
 
 def speed(results: Results, record: RunRecord) -> Summary | None:
-    """Samples per second of a paired cell.
+    """Samples per second of a paired cell; None if it has no blocks."""
+    return cell_speed(results.blocks, record.cell) if record.cell else None
+
+
+def cell_speed(blocks: Sequence[Block], cell: str) -> Summary | None:
+    """The same for the key of a cell.
 
     The rounds follow each other within minutes, in which the machine may be slow or fast as a whole. So many
     rounds make a ratio more certain, but not a speed: its interval holds what another visit to the machine is
     likely to find.
     """
-    lane = lane_of(results.blocks, record.cell)
-    if lane is None or record.cell is None:
+    lane = lane_of(blocks, cell)
+    if lane is None:
         return None
     rates: dict[Round, list[float]] = {}
-    for block in results.blocks:
+    for block in blocks:
         if block.cell == lane.baseline:
             rates.setdefault((block.session, block.round), []).append(math.log(block.samples_per_second))
     base, visits = [_mean(found) for found in rates.values()], len({session for session, _ in rates})
-    reach = moderated(base, USUAL_NOISE**2, USUAL_FREEDOM) * math.sqrt(len(base) / visits)
     center, rounds = _mean(base), len(base)
-    if record.cell != lane.baseline:
-        logs = lane.difference(record.cell, lane.baseline)
-        center, rounds = center + _mean(logs), len(logs)
-        reach = math.hypot(reach, moderated(logs, lane.variance, USUAL_FREEDOM))
+    reach = moderated(base, USUAL_NOISE**2, USUAL_FREEDOM) * math.sqrt(rounds / visits)
+    ratio = compared(lane, cell, lane.baseline)
+    if ratio and cell != lane.baseline:
+        center, rounds = center + math.log(ratio.ratio.median), ratio.rounds
+        reach = math.hypot(reach, math.log(ratio.ratio.high / ratio.ratio.median))
     return around(center, reach, rounds)
 
 
@@ -181,6 +221,28 @@ def decide(
     return Decision(everything - left, left, len(left) == 1 or len(rounds) >= LOOKS[-1])
 
 
+def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, float]) -> set[str]:
+    """The cells that are told apart from the fastest, or have stopped in an earlier round."""
+    there = {cell for cell in cells if cell == lane.baseline or len(lane.values.get(cell, {})) == lane.rounds}
+
+    def ahead(one: str, other: str) -> tuple[float, float]:
+        """By how much one is faster than the other, and how far this may be from the truth."""
+        if one == other:
+            return 0.0, 0.0
+        usual = lane.usual(one, other)
+        values = _clipped(lane.difference(one, other), lane.typical(one, other))
+        lead = _mean(values) + advantage.get(one, 0.0) - advantage.get(other, 0.0)
+        return lead, moderated(values, usual, ALIKE, error)
+
+    leader = max(sorted(there), key=lambda cell: ahead(cell, lane.baseline)[0])
+    behind = cells - there
+    for cell in there:
+        lead, uncertain = ahead(leader, cell)
+        if lead > uncertain:
+            behind.add(cell)
+    return behind
+
+
 def _complete(lane: Lane) -> list[Round]:
     """The rounds that were not cut short: they have all cells that a later round has."""
     found: list[Round] = []
@@ -192,34 +254,36 @@ def _complete(lane: Lane) -> list[Round]:
     return found[::-1]
 
 
-def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, float]) -> set[str]:
-    """The cells that are told apart from the fastest, or have stopped in an earlier round."""
-    there = {cell for cell in cells if cell == lane.baseline or len(lane.values.get(cell, {})) == lane.rounds}
-
-    def ahead(one: str, other: str) -> float:
-        logs = lane.difference(one, other)
-        return _mean(logs) + advantage.get(one, 0.0) - advantage.get(other, 0.0)
-
-    leader = max(sorted(there), key=lambda cell: ahead(cell, lane.baseline) if cell != lane.baseline else 0.0)
-    behind = cells - there
-    for cell in there - {leader}:
-        logs = lane.difference(leader, cell)
-        if ahead(leader, cell) > moderated(logs, lane.usual(leader, cell), USUAL_FREEDOM, error):
-            behind.add(cell)
-    return behind
-
-
 def _only(lane: Lane, rounds: Sequence[Round]) -> Lane:
     """The lane with these rounds and no others."""
     kept = {cell: {at: values[at] for at in rounds if at in values} for cell, values in lane.values.items()}
     return Lane(lane.baseline, {cell: values for cell, values in kept.items() if values})
 
 
-def _neighbors(*blocks: Block) -> bool:
-    """Whether the blocks were measured one after the other in the same round."""
-    first = blocks[0]
-    follows = [(first.session, first.round, first.position + n) for n in range(len(blocks))]
-    return [(each.session, each.round, each.position) for each in blocks] == follows
+def _rows(blocks: Sequence[Block]) -> list[list[Block]]:
+    """The blocks of each round of each task, which were measured one after the other."""
+    found: list[list[Block]] = []
+    for block in blocks:
+        last = found[-1][-1] if found else None
+        follows = last and (last.session, last.round, last.position + 1)
+        if follows == (block.session, block.round, block.position):
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return found
+
+
+def _next_round(end: Block, start: Block) -> bool:
+    """Whether a round of the same lane begins where the round before ended."""
+    return (end.cell, end.session, end.round + 1) == (start.cell, start.session, start.round)
+
+
+def _clipped(logs: Sequence[float], typical: float) -> list[float]:
+    """The values with the far ones drawn nearer, and spread by as much as this hides of their variance."""
+    middle, limit = statistics.median(logs), CLIP * math.sqrt(typical)
+    near = [min(max(each, middle - limit), middle + limit) for each in logs]
+    center, inside = _mean(near), sum(abs(each - middle) <= limit for each in logs)
+    return [center + (each - center) * len(logs) / max(1, inside) for each in near]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -228,6 +292,4 @@ def _mean(values: Sequence[float]) -> float:
 
 def _spread(logs: Sequence[float], usual: float) -> float:
     """The standard deviation of the values; of one value, the usual one."""
-    center = _mean(logs)
-    squares = math.fsum((each - center) ** 2 for each in logs)
-    return math.sqrt(squares / (len(logs) - 1) if len(logs) > 1 else usual)
+    return statistics.stdev(logs) if len(logs) > 1 else math.sqrt(usual)

@@ -1,8 +1,8 @@
 """Scaling regimes: up to which batch doubling it halves the steps, and from which batch it gains nothing.
 
-The critical batch is a property of the task only if each batch was run at its own best learning rate. Without
-that the curve is the recipe's: one whose rate grows with the batch needs about the same samples at every batch
-by design.
+The critical batch is a property of the task only if each batch was run at its own best learning rate.
+Otherwise the curve is the recipe's: one whose rate grows with the batch needs about the same samples at every
+batch by design.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyhands.analysis import groups
-from manyhands.analysis.batch_points import BatchPoint, batch_point, recipe_family
-from manyhands.analysis.fit import FEWEST, estimate
+from manyhands.analysis.batch_points import BatchPoint, batch_point, observations, recipe_family
+from manyhands.analysis.fit import FEWEST, FREEDOM, estimate
 from manyhands.core import formatting
 from manyhands.core.statistics import Estimate
 from manyhands.records.record import RunRecord
@@ -113,7 +113,7 @@ def _regimes(task: str, recipe: str, family: str, group: Sequence[RunRecord]) ->
 
 
 def _fitted(made: Regimes) -> Regimes:
-    s_min, b_crit = estimate(tuple(seen for point in made.points if (seen := point.observation)))
+    s_min, b_crit = estimate(observations(made.points))
     if is_open_below(b_crit) and is_open_above(b_crit):
         return made._replace(
             problem=f"the steps vary too much at these batches: any critical batch "
@@ -137,6 +137,11 @@ def _problem(points: Sequence[BatchPoint]) -> str | None:
     if reached < FEWEST:
         return (
             f"only {formatting.plural(reached, 'batch', 'batches')} reached the target; a fit needs {FEWEST}"
+        )
+    if reached - 2 + sum(each.freedom for each in observations(points)) < FREEDOM:
+        return (
+            f"{formatting.plural(reached, 'batch', 'batches')} with one seed do not show how noisy they are; "
+            f"a fit needs {reached + 1}, or several seeds"
         )
     return None
 

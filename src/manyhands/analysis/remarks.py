@@ -1,17 +1,17 @@
-"""Rules that are not about lost time: how a run ended, how it compares, and how reliable its times are."""
+"""Rules that are not about lost time: how a run ended, what it held, and how reliable its times are."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import defaultdict
 
 from manyhands.analysis import groups
-from manyhands.analysis.causes import EFFICIENT, Facts, Rule, Verdict
-from manyhands.analysis.scaling import Baseline
+from manyhands.analysis.facts import COUNTED, Facts, Rule, Verdict
 from manyhands.core import formatting
-from manyhands.core.statistics import NOISY, Summary, measured, ratio
-from manyhands.records.record import RunRecord
+from manyhands.core.registry.strategies import having
+from manyhands.core.statistics import NOISY
 
-STALE = 4.0  # updates: the effect of less staleness is smaller than the difference between seeds
+STALE = 0.5  # updates: below, most gradients are applied to the parameters that they were computed from
 FULL = 0.85  # share of the memory: above, with a larger batch the system may kill a worker
 ASIDE = 0.25  # share of the wall clock: evaluations are needed, but should not take a quarter of the time
 
@@ -37,85 +37,60 @@ def _resume(facts: Facts) -> str:
     return f"manyhands train --resume {facts.record.run}"
 
 
-def _against(record: RunRecord, baseline: Baseline) -> Summary:
-    """The throughput of a run relative to a baseline, with the noise of both."""
-    return ratio(measured([record.throughput]), baseline.throughput)
-
-
-def slower_than_one(facts: Facts) -> Verdict | None:
-    """Several workers are slower than one."""
-    record, baseline = facts.record, facts.baseline
-    if not facts.timed or baseline is None or record.spec.workers < 2:
-        return None
-    share = _against(record, baseline)
-    if share.high >= 1:
-        return None
-    done = formatting.percent(share.median)
-    text = f"{groups.workers_text(record)} do {done} of what {baseline.spoken} does with batch"
-    return Verdict("slower-than-one", f"{text} {baseline.batch:,}: they do not pay off here.", 0.0)
-
-
-def threads_win(facts: Facts) -> Verdict | None:
-    """One worker with all cores as threads is faster: what a user would run without manyhands."""
-    record, baseline = facts.record, facts.threads_baseline
-    if not facts.timed or baseline is None or record.spec.workers < 2:
-        return None
-    share = _against(record, baseline)
-    if share.high >= 1:
-        return None
-    ahead = 1 / share.median
-    text = f"plain threads win: {baseline.spoken} is {ahead:.2f}x as fast with batch {baseline.batch:,}."
-    return Verdict("threads-win", text, 0.0)
-
-
-def near_the_limit(facts: Facts) -> Verdict | None:
-    """Several workers spend nearly all of the step computing."""
-    record = facts.record
-    if not facts.timed or record.spec.workers < 2 or groups.crowded(record) or threads_win(facts):
-        return None
-    lost = sum(facts.share(name) for name in ("communication", "wait", "data", "other"))
-    if lost > 1 - EFFICIENT:
-        return None
-    text = f"{formatting.percent(1 - lost)} of the step is computing"
-    if facts.baseline is not None and facts.baseline.threads == 1:
-        speed_up = record.throughput / facts.baseline.throughput.median
-        efficiency = speed_up / (record.spec.workers * groups.threads(record))
-        if efficiency < EFFICIENT:
-            return None
-        text += f", {formatting.percent(efficiency)} of {record.spec.workers * groups.threads(record)}x"
-        text += f" {facts.baseline.spoken}"
-    return Verdict("near-the-limit", f"{text}: near the limit of these workers.", 0.0)
-
-
 def staleness(facts: Facts) -> Verdict | None:
     """Gradients were computed from old parameters."""
-    mean = facts.record.mean_staleness
+    record = facts.record
+    mean, options = record.mean_staleness, record.spec.strategy_options
     if mean is None or mean < STALE:
         return None
-    text = f"updates are {mean:.1f} steps stale on average, at most {max(facts.record.staleness)}"
-    if not facts.record.spec.traits.serves:
-        return Verdict("staleness", f"{text}: fewer workers, or `server --bound 4`, keep it down.", 0.0)
-    if not facts.record.spec.strategy_options.get("staleness_aware"):
-        text += ": `--staleness-aware` divides the learning rate of each by it, `--bound 4` keeps it down"
-    return Verdict("staleness", f"{text}.", 0.0)
+    text = f"updates are {mean:.1f} steps stale on average, at most {max(record.staleness)}; on a quadratic"
+    text += f" loss that lowers the largest stable learning rate to {formatting.percent(stable(mean))}"
+    bound = options.get("bound")
+    idle = "" if bound is None else f"; `--bound {bound}` does not lower it while workers are equally fast"
+    fewer = "fewer workers make it smaller"
+    if options.get("staleness_aware"):
+        text += f". The learning rate is divided by it already; {fewer}{idle}."
+        return Verdict("staleness", text, 0.0)
+    ways = "a lower learning rate makes up for it"
+    if mean > 1:  # it divides by nothing smaller than 1
+        server = "" if record.spec.traits.serves else f"{having('serves')[0]} "
+        ways = f"a learning rate divided by {mean:.1f} or `{server}--staleness-aware` makes up for it"
+    return Verdict("staleness", f"{text}. {fewer.capitalize()}, {ways}{idle}.", 0.0)
+
+
+def stable(staleness: float) -> float:
+    """The largest stable learning rate with this staleness, as a share of that without any.
+
+    Of gradient descent on a quadratic loss with a constant delay: 2 sin(pi / (2 (2 s + 1))) / curvature.
+    """
+    return math.sin(math.pi / (2 * (2 * staleness + 1)))
 
 
 def memory(facts: Facts) -> Verdict | None:
-    """The memory of a host is nearly full."""
+    """The memory of a host may be nearly full.
+
+    The memory of a rank includes pages that it shares with others (parameters, libraries), so a host holds at
+    least what its largest rank has and at most what they have together.
+    """
     record = facts.record
     if record.environment.device != "cpu" or record.environment.memory <= 0:
         return None
-    hosts: Counter[str] = Counter()
+    hosts: defaultdict[str, list[int]] = defaultdict(list)
     for rank, nbytes in enumerate(record.memory or [record.peak_memory] * record.spec.ranks):
-        hosts[record.hosts[rank] if rank < len(record.hosts) else ""] += nbytes
-    held, whole = max(hosts.values(), default=0), record.environment.memory
-    if held < FULL * whole:
+        hosts[record.hosts[rank] if rank < len(record.hosts) else ""].append(nbytes)
+    held, whole = max(hosts.values(), key=sum, default=[0]), record.environment.memory
+    least, most = max(held), sum(held)
+    if most < FULL * whole:
         return None
-    text = (
-        f"{groups.workers_text(record)} hold {formatting.size(held)} of {formatting.size(whole)} "
-        f"of memory: a larger batch may"
+    if least < most:
+        text = f"{groups.workers_text(record)} hold between {formatting.size(least)} (the largest) and"
+        text += f" {formatting.size(min(most, whole))} of {formatting.size(whole)} of memory, depending on"
+        text += " how much of it they share"
+    else:
+        text = f"the worker holds {formatting.size(least)} of {formatting.size(whole)} of memory"
+    return Verdict(
+        "memory", f"{text}: a larger batch may not fit; `--offload auto` or `sharded` need less.", 0.0
     )
-    return Verdict("memory", f"{text} not fit; `--offload auto` or `sharded` need less.", 0.0)
 
 
 def aside(facts: Facts) -> Verdict | None:
@@ -157,26 +132,22 @@ def noisy(facts: Facts) -> Verdict | None:
 
 
 def unmeasured(facts: Facts) -> Verdict | None:
-    """The run was too short to exclude its first, slow steps."""
-    if (
-        not facts.record.timed
-        or facts.record.worker_step_times is not None
-        or facts.record.status == "diverged"
-    ):
+    """The run was too short for a speed that can be compared."""
+    record = facts.record
+    if not record.timed or record.status == "diverged" or facts.enough:
         return None
-    text = (
-        f"no steady speed was measured in {formatting.plural(facts.record.steps, 'step')}: "
-        f"the times include the"
-    )
-    return Verdict("unmeasured", f"{text} first, slow ones.", 0.0)
+    if not facts.counted:
+        text = f"no steady speed was measured in {formatting.plural(record.steps, 'step')}: the times include"
+        return Verdict("unmeasured", f"{text} the first, slow ones.", 0.0)
+    if facts.counted >= COUNTED:
+        return None  # interrupted: another rule says so
+    text = f"only {formatting.plural(facts.counted, 'step')} counted, and {COUNTED} make a speed that can be"
+    return Verdict("unmeasured", f"{text} compared: run it longer.", 0.0)
 
 
 RULES: list[tuple[str, Rule]] = [
     ("diverged", diverged),
     ("interrupted", interrupted),
-    ("slower-than-one", slower_than_one),
-    ("threads-win", threads_win),
-    ("near-the-limit", near_the_limit),
     ("lost", lost_workers),
     ("staleness", staleness),
     ("memory", memory),

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from manyhands.analysis import causes, groups, remarks
-from manyhands.analysis.causes import Facts as Facts
-from manyhands.analysis.causes import Rule
-from manyhands.analysis.causes import Verdict as Verdict
+from manyhands.analysis import causes, comparisons, groups, remarks
+from manyhands.analysis.comparisons import implausible_cells
+from manyhands.analysis.facts import Context, Facts, Rule
+from manyhands.analysis.facts import Verdict as Verdict
 from manyhands.analysis.fine_line import FineLine, fine_lines
-from manyhands.analysis.scaling import Baseline, baselines, curves, points
+from manyhands.analysis.groups import Key
+from manyhands.analysis.regimes import regimes
+from manyhands.analysis.scaling import Baseline, Pair, Point, baselines, curves, points
 from manyhands.analysis.target import to_target
 from manyhands.core import formatting
-from manyhands.core.statistics import NOISY, apart
+from manyhands.core.statistics import NOISY, Estimate, ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
-RULES: list[tuple[str, Rule]] = [*causes.RULES, *remarks.RULES]
+RULES: list[tuple[str, Rule]] = [*causes.RULES, *comparisons.RULES, *remarks.RULES]
 
-# A few words for a table. How a run ended comes first, then causes that outweigh all others.
+# A few words for a table. First how a run ended and whether its speed can be believed, then the cause that
+# costs the most, then how it compares.
 _FIRST = {
     "diverged": "diverged",
     "interrupted": "interrupted",
     "lost": "lost workers",
-    "oversubscribed": "more workers than cores",
+    "implausible": "implausible speed-up",
+    "unmeasured": "too few steps",
 }
 _CAUSES = {
     "communication": "communication",
@@ -31,92 +35,155 @@ _CAUSES = {
     "bubble": "stages wait",
     "data": "waits for data",
     "small-batch": "small batch per worker",
-    "contention": "shared memory bandwidth",
+    "contention": "slow beside others",
+    "oversubscribed": "more threads than cores",
     "optimizer": "optimizer",
     "overhead": "short steps",
 }
 _THEN = {
     "slower-than-one": "slower than one worker",
     "threads-win": "threads are faster",
+    "oversubscribed": "more threads than cores",
+    "like-one": "not told apart from one worker",
     "near-the-limit": "near the limit",
+    "below-the-limit": "below the limit",
+    "unclear": "speed-up unclear",
+    "like-threads": "not told apart from threads",
     "memory": "memory nearly full",
-    "staleness": "stale",
+    "staleness": "stale updates",
     "noisy": "noisy machine",
-    "unmeasured": "no steady speed",
 }
+WORDS = {**_FIRST, **_CAUSES, **_THEN}
 
 
 def verdicts(
-    record: RunRecord, baseline: Baseline | None, threads_baseline: Baseline | None = None
+    record: RunRecord,
+    baseline: Baseline | None,
+    threads_baseline: Baseline | None = None,
+    *,
+    point: Point | None = None,
+    critical_batch: Estimate | None = None,
 ) -> list[Verdict]:
-    """Return all verdicts that apply to a run, the largest loss first."""
-    facts = causes.facts(record, baseline, threads_baseline)
+    """Return all verdicts that apply to a run, the largest loss first.
+
+    `point` is its cell over all repeats: where it is known, its intervals are used, and not those of one run.
+    """
+    facts = Facts(record, Context(baseline, threads_baseline, point, critical_batch))
     found = [verdict for _, rule in RULES if (verdict := rule(facts)) is not None]
     return sorted(found, key=lambda verdict: -verdict.lost)
 
 
 def word(verdicts: Sequence[Verdict]) -> str:
-    """A few words for a table: `near the limit`, `more workers than cores`."""
-    rules = [verdict.rule for verdict in verdicts]
-    for known in (_FIRST, _CAUSES, _THEN):
-        # causes are ordered by what they cost, the others as in their table
-        order = rules if known is _CAUSES else list(known)
+    """A few words for a table: `near the limit`, `more threads than cores`."""
+    rules = {verdict.rule for verdict in verdicts}
+    costly = [verdict.rule for verdict in verdicts if verdict.rule in _CAUSES and verdict.lost > 0]
+    for order in (_FIRST, costly, _THEN):
         for rule in order:
-            if rule in rules and rule in known:
-                return known[rule]
+            if rule in rules:
+                return WORDS[rule]
     return ""
 
 
 def study_verdicts(results: Results) -> list[Verdict]:
-    """Return the verdicts on a study: largest loss, faster threads, fine lines, noise, missing cells."""
+    """Return the verdicts on a study: implausible speeds first, then the largest loss, then the others."""
     records = results.records
     found = [
-        *_largest(records),
-        *(verdict for task in groups.tasks(records) for verdict in _of_task(records, task)),
-        *_lines(fine_lines(curves(records))),
+        *_largest(results),
+        *(verdict for task in groups.tasks(records) for verdict in _of_task(results, task)),
+        *_lines(fine_lines(curves(records, blocks=results.blocks))),
         *_not_reached(records),
         *_trust(results),
         *_missing(results),
     ]
-    return sorted(found, key=lambda verdict: -verdict.lost)
+    return sorted(found, key=lambda verdict: (verdict.rule != "implausible", -verdict.lost))
 
 
-def _largest(records: Sequence[RunRecord]) -> list[Verdict]:
+def of_runs(results: Results) -> list[list[Verdict]]:
+    """The verdicts on each run of a study, in their order; its speed is judged by that of its cell."""
+    records, blocks = results.records, results.blocks
+    critical = {task: critical_batch(records, task) for task in groups.tasks(records)}
+    cells = {
+        (task, Key(point.variant, point.workers, point.threads, point.batch)): point
+        for task in critical
+        for point in points(records, task, blocks=blocks)
+    }
+    pairs: dict[tuple[str, int], Pair] = {}
+    found = []
+    for record in records:
+        task, batch = groups.task_name(record), groups.batch(record)
+        if (task, batch) not in pairs:
+            pairs[task, batch] = baselines(records, task, batch, blocks)
+        point = cells.get((task, groups.key(record)))
+        found.append(verdicts(record, *pairs[task, batch], point=point, critical_batch=critical[task]))
+    return found
+
+
+def _largest(results: Results) -> list[Verdict]:
     """The verdict on the run that lost most; the first one of several equal losses."""
     best: tuple[Verdict, RunRecord] | None = None
-    for record in records:
+    for record, found in zip(results.records, of_runs(results), strict=True):
         if record.spec.workers < 2:
             continue
-        for verdict in verdicts(record, None):
+        if any(verdict.rule in ("unmeasured", "implausible") for verdict in found):
+            continue
+        for verdict in found:
             if best is None or verdict.lost > best[0].lost:
                 best = verdict, record
     if best is None or best[0].lost == 0:
         return []
     verdict, record = best
     where = f"{groups.task_name(record)}, {groups.title(record)}"
-    return [Verdict(verdict.rule, f"Most is lost by {where}: {verdict.text}", verdict.lost)]
+    return [Verdict(verdict.rule, f"The largest loss is that of {where}: {verdict.text}", verdict.lost)]
 
 
-def _of_task(records: Sequence[RunRecord], task: str) -> list[Verdict]:
-    """Verdicts on a task: plain threads are faster than all workers, or no baseline was run."""
-    several = [point for point in points(records, task) if point.workers > 1]
+def critical_batch(records: Sequence[RunRecord], task: str) -> Estimate | None:
+    """The critical batch of a task, where learning rates were tuned for it and the records determine it."""
+    fits = regimes(groups.of_task(records, task))
+    found = [fit.b_crit for fit in fits if fit.tuned and fit.b_crit is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _of_task(results: Results, task: str) -> list[Verdict]:
+    """Verdicts on a task: implausible speeds, threads against workers, no baseline."""
+    cells = points(results.records, task, blocks=results.blocks)
+    found = [*_implausible(results, task)]
+    several = [point for point in cells if point.workers > 1]
     if not several:
-        return []
-    one, every = baselines(records, task, None)
-    found = []
+        return found
+    one, every = baselines(results.records, task, None, results.blocks)
     if one is None:
         text = f"For {task} no run had one worker and one thread: its speed-ups have no baseline."
         found.append(Verdict("no-baseline", text, 0.0))
     best = max(several, key=lambda point: point.throughput.median)
-    if every is not None and every.throughput.median > best.throughput.median:
-        ahead = every.throughput.median / best.throughput.median
-        sure = "" if apart(every.throughput, best.throughput) else ", within the noise"
-        text = f"For {task} plain threads win in throughput: {every.spoken} is {ahead:.2f}x as fast as"
-        text += (
-            f" the best of several workers ({best.variant}, {best.workers_text}, batch {best.batch}){sure}."
-        )
-        found.append(Verdict("threads-win", text, 0.0))
+    if every is not None:
+        found += _threads(task, every, best)
     return found
+
+
+def _threads(task: str, every: Baseline, best: Point) -> list[Verdict]:
+    """Plain threads against the fastest of several workers: faster, or not told apart."""
+    paired = best.against_threads if best.batch == every.batch else None
+    share = paired or ratio(best.throughput, every.throughput)
+    named = f"{best.variant}, {best.workers_text}, batch {best.batch:,}"
+    if share.low > 1:
+        return []
+    if share.high < 1:
+        ahead = f"{every.spoken} is {1 / share.median:.2f}x as fast as the best of several workers ({named})"
+        return [Verdict("threads-win", f"For {task} plain threads win in throughput: {ahead}.", 0.0)]
+    text = f"For {task} the best of several workers in throughput ({named}) is not told apart from plain"
+    speed = comparisons.between(share)
+    return [Verdict("like-threads", f"{text} threads: it has {speed} the speed of {every.spoken}.", 0.0)]
+
+
+def _implausible(results: Results, task: str) -> list[Verdict]:
+    """One verdict for all implausible speed-ups of a task, with the largest of them."""
+    found = implausible_cells(results, task)
+    if not found:
+        return []
+    point, _, text = max(found, key=lambda each: each.speed_up.median)
+    named = f"{point.variant}, {point.workers_text}, batch {point.batch:,}"
+    many = f"{len(found)} speed-ups are implausible; the largest is that of " if len(found) > 1 else ""
+    return [Verdict("implausible", f"{task}: {many}{named}: {text}", 0.0)]
 
 
 def _lines(lines: Sequence[FineLine]) -> list[Verdict]:

@@ -60,6 +60,9 @@ class BackgroundCallbacks:
         event, argument = message
         getattr(self, event)(argument)
 
+    def on_waiting(self, text: str) -> None:
+        self._put_all("on_waiting", text)
+
     def on_start(self, start: Start) -> None:
         self._put_all("on_start", start)
 

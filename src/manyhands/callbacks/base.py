@@ -8,6 +8,9 @@ from manyhands.records.record import RunRecord, Start, StepRecord
 class Callback:
     """Hears of a run's events in order; each method does nothing here, so this is also the null member."""
 
+    def on_waiting(self, text: str) -> None:
+        """Called with what takes a while before the first step: `starting 2 workers ...`."""
+
     def on_start(self, start: Start) -> None:
         """Called before the first step, and again where workers were restarted."""
 

@@ -6,12 +6,15 @@ import sys
 import time
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from manyhands.callbacks.base import Callback
-from manyhands.core import formatting
+from manyhands.core import environment, formatting, plausible
+from manyhands.core.registry.launchers import LAUNCHERS
+from manyhands.core.statistics import measured, ratio
 from manyhands.records.phases import training_phases
 from manyhands.records.record import RunRecord, Start, StepRecord
 
@@ -32,6 +35,11 @@ def headline(start: Start) -> list[str]:
         f"{formatting.plural(start.threads, 'thread')} per worker"
         + (f" · {start.device}" if start.device != "cpu" else ""),
     ]
+    if start.recipe_changes:
+        lines.append(
+            f"{spec.strategy} changes the recipe: {start.recipe_changes} (what you set yourself is kept: "
+            "--lr, --set recipe.momentum=...)"
+        )
     if start.step:
         lines.append(f"resumed at step {start.step:,} ({formatting.count(start.samples, start.unit)} seen)")
     return lines
@@ -63,15 +71,48 @@ def summary(record: RunRecord) -> list[str]:
     ]
 
 
-def efficiency(start: Start, rate: float) -> str:
-    """`96 % of 2x`, against the last run of one worker with as many threads; else the plain ratio."""
+def efficiency(start: Start, rate: float, cores: int | None = None) -> str:
+    """`96 % of 2x`, against the last run of one worker with as many threads; else the plain ratio.
+
+    That run may be of a day on which the machine was busy: what is more than the cores can give is not shown.
+    """
     one = start.one_worker
-    if one is None:
+    if one is None or min(rate, one.samples_per_second) <= 0:
         return ""
+    speed_up = ratio(measured([rate]), measured([one.samples_per_second]))
+    limit = plausible.limit(start.spec.workers, start.threads, cores=cores, device=start.device)
+    if plausible.implausible(speed_up, limit):
+        return plausible.SLOW_BASELINE
     if one.threads != start.threads:
-        return f"{rate / one.samples_per_second:.2f}x 1 worker of {formatting.plural(one.threads, 'thread')}"
+        return f"{speed_up.median:.2f}x one worker with {formatting.plural(one.threads, 'thread')}"
     workers = start.spec.workers
-    return f"{formatting.percent(rate / (workers * one.samples_per_second))} of {workers}x"
+    return f"{formatting.percent(speed_up.median / workers)} of {workers}x"
+
+
+def _cores(start: Start) -> int | None:
+    """The cores that all workers share; None if some may be on other machines, whose cores nobody counted."""
+    row = LAUNCHERS.get(start.spec.launcher)
+    return environment.cores() if row is not None and (row.one_machine or row.in_process) else None
+
+
+def share(start: Start, now: Start | StepRecord) -> float:
+    """How much of a run is done, by the limit that it will reach first: samples or seconds."""
+    return min(1.0, max(_shares(start, now)))
+
+
+def where(start: Start, step: StepRecord) -> str:
+    """`epoch 2/3`, or `12/60 s` where the limit of seconds will be reached first."""
+    by_samples, by_seconds = _shares(start, step)
+    if (budget := start.spec.seconds) is not None and by_seconds >= by_samples:
+        limit = f"{budget:g}"
+        return f"{min(step.seconds, budget):{len(limit)}.0f}/{limit} s"
+    return f"epoch {step.epoch + 1}/{start.spec.epochs or 0:g}"
+
+
+def _shares(start: Start, now: Start | StepRecord) -> tuple[float, float]:
+    """The shares of the samples and of the seconds that are done."""
+    budget = start.spec.seconds
+    return now.samples / max(1, start.horizon), now.seconds / budget if budget else 0.0
 
 
 class _Rate:
@@ -79,6 +120,7 @@ class _Rate:
 
     def __init__(self, start: Start) -> None:
         self.start, self.began = start, time.monotonic()
+        self._cores = _cores(start)
         self._exchanging = self._all = 0.0
 
     def note(self, step: StepRecord) -> None:
@@ -92,7 +134,7 @@ class _Rate:
     def facts(self, step: StepRecord, unit: str) -> list[str]:
         """The rate; the efficiency and the share of communication, where there are any."""
         rate = self.per_second(step)
-        found = [formatting.rate(rate, unit), efficiency(self.start, rate)]
+        found = [formatting.rate(rate, unit), efficiency(self.start, rate, self._cores)]
         spec = self.start.spec
         if spec.workers > 1 and not spec.servers and self._all > 0:  # a server's time says nothing of theirs
             found.append(f"comm {formatting.percent(self._exchanging / self._all)}")
@@ -102,12 +144,18 @@ class _Rate:
         return (step.samples - self.start.samples) / max(1e-9, step.seconds - self.start.seconds)
 
     def left(self, step: StepRecord) -> str:
+        """The time until the first limit of the run, at the pace so far, evaluations included."""
         elapsed = max(1e-9, time.monotonic() - self.began)
-        rate = (step.samples - self.start.samples) / elapsed
-        seconds = max(0.0, self.start.horizon - step.samples) / max(1e-9, rate)
-        if (budget := self.start.spec.seconds) is not None:
-            seconds = min(seconds, max(0.0, budget - step.seconds))
+        start = self.start
+        seconds = _at_this_pace(elapsed, start.horizon - step.samples, step.samples - start.samples)
+        if (budget := start.spec.seconds) is not None:
+            by_clock = _at_this_pace(elapsed, budget - step.seconds, step.seconds - start.seconds)
+            seconds = min(seconds, by_clock)
         return formatting.duration(seconds)
+
+
+def _at_this_pace(elapsed: float, left: float, done: float) -> float:
+    return elapsed * max(0.0, left) / max(1e-9, done)
 
 
 class ProgressLines(Callback):
@@ -161,10 +209,18 @@ class ProgressBar(Callback):
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._waiting: Live | None = None
         self._bar: Progress | None = None
         self._rate: _Rate | None = None
         self._metric = ""
         self._shown = 0.0
+
+    def on_waiting(self, text: str) -> None:
+        """Show a line that disappears when the run starts, or fails."""
+        self.close()
+        shown = Text(formatting.line(text), no_wrap=True, overflow="ellipsis")
+        self._waiting = Live(shown, console=self._console, auto_refresh=False, transient=True)
+        self._waiting.start(refresh=True)
 
     def on_start(self, start: Start) -> None:
         """Print the headline and start the bar; a second time where workers were restarted."""
@@ -173,7 +229,7 @@ class ProgressBar(Callback):
             self.on_notice(line)
         self._rate = _Rate(start)
         self._bar = Progress(
-            TextColumn("{task.fields[epoch]}"),
+            TextColumn("{task.fields[where]}"),
             BarColumn(bar_width=30),
             _Share(table_column=Column(min_width=5, no_wrap=True)),  # where it is narrow, the bar gives way
             TextColumn("{task.fields[facts]}"),
@@ -181,7 +237,8 @@ class ProgressBar(Callback):
             refresh_per_second=5,
             transient=True,
         )
-        self._bar.add_task("", total=start.horizon, completed=start.samples, epoch="starting", facts="")
+        task = self._bar.add_task("", total=1.0, where="starting", facts="")
+        self._bar.update(task, completed=share(start, start))
         self._bar.start()
 
     def on_step(self, step: StepRecord) -> None:
@@ -193,15 +250,14 @@ class ProgressBar(Callback):
         if step.metric is not None:
             self._metric = f"  {start.metric_name} {formatting.score(step.metric, start.metric_name)}"
         now = time.monotonic()
-        if now - self._shown < self.refresh and step.samples < start.horizon:
+        if now - self._shown < self.refresh and share(start, step) < 1:
             return
         self._shown = now
-        epochs = start.spec.epochs or 0
         facts = "  ".join(self._rate.facts(step, "img" if start.unit == "images" else start.unit))
         self._bar.update(
             self._bar.task_ids[0],
-            completed=step.samples,
-            epoch=f"epoch {step.epoch + 1}/{epochs:g}",
+            completed=share(start, step),
+            where=where(start, step),
             facts=f"loss {step.loss:.4f}{self._metric}  {facts}  {self._rate.left(step)} left",
         )
 
@@ -217,7 +273,10 @@ class ProgressBar(Callback):
         self._console.print(formatting.printed(text), markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar, or the line in its place."""
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

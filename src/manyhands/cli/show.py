@@ -84,7 +84,7 @@ def _result(record: RunRecord) -> list[str]:
         f"speed      {formatting.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
         f"{formatting.count(record.samples, record.unit)} in "
         f"{formatting.duration(record.training_seconds)} training, "
-        f"{formatting.duration(record.seconds)} in all",
+        f"{formatting.duration(record.seconds)} in total",
         f"time       {formatting.where_the_time_went(training_phases(record.worker_phases))}",
         *_step_times(record),
         *_noise(record),
@@ -115,8 +115,8 @@ def _noise(record: RunRecord) -> list[str]:
     steps = formatting.plural(noise.steps, "step")
     if noise.scale is None:
         return [f"noise      {steps} are too few to measure the gradient noise scale: train for longer"]
-    sizes = f"gradients of {noise.small:,.0f} against {noise.big:,.0f} {record.unit}, {steps}"
-    return [f"noise      scale {noise.scale:,.0f}: batches well beyond it bring little ({sizes})"]
+    sizes = f"gradients of {noise.small:,.0f} and {noise.big:,.0f} {record.unit}, {steps}"
+    return [f"noise      scale {noise.scale:,.0f}: much larger batches gain little ({sizes})"]
 
 
 def _memory(record: RunRecord) -> str:
@@ -158,7 +158,7 @@ def _work(record: RunRecord, rank: int) -> str:
     if not record.staleness or rank < record.spec.servers:
         return ""
     share = record.shares[rank]
-    dropped = f", {formatting.plural(share.dropped, 'piece')} came too late" if share.dropped else ""
+    dropped = f", {formatting.plural(share.dropped, 'piece')} dropped as too late" if share.dropped else ""
     return (
         f", {formatting.count(share.samples, record.unit)} in "
         f"{formatting.plural(share.steps, 'step')}{dropped}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyhands.core import formatting
+from manyhands.core import environment, formatting
 from manyhands.core.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -38,11 +38,12 @@ def study(
     ],
     out: Annotated[Path | None, typer.Option(help="Where the runs go. [default: results/NAME]")] = None,
     jobs: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Number of cells to run at a time, if they are not timed. [default: 1]", show_default=False
+            help="Number of cells to run at a time, if they are not timed. [default: the study's, or 1]",
+            show_default=False,
         ),
-    ] = 1,
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and about how long they take, and stop.")
     ] = False,
@@ -64,9 +65,10 @@ def study(
     from manyhands.study import study_file as files
     from manyhands.study.execute import execute
 
-    if not 1 <= jobs <= most_ranks():
+    if jobs is not None and not 1 <= jobs <= most_ranks():
         raise UsageError(f"--jobs must be from 1 to {most_ranks():,} on this machine, got {shown(jobs)}")
     plan = files.with_baselines(files.read(files.find(file), lambda text: None if quiet else _say(text)))
+    jobs = min(plan.jobs, environment.cores()) if jobs is None else jobs
     folder = usable(out or Path("results") / plan.name)
     if dry_run:
         found = preview.preview(plan, folder, jobs)

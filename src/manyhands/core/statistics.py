@@ -13,6 +13,7 @@ CONFIDENCE = 0.95
 # anything is measured, and how many degrees of freedom that assumption is worth beside measured ones.
 USUAL_NOISE = 0.08
 USUAL_FREEDOM = 4
+USUAL_SEEDS = 0.06  # the same of the samples that runs with different seeds need to reach a target
 
 
 class Summary(NamedTuple):
@@ -48,7 +49,7 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(median, min(median, ordered[skip]), max(median, ordered[n - 1 - skip]), n)
 
 
-def measured(values: Sequence[float], noise: float = 0.0) -> Summary:
+def measured(values: Sequence[float], noise: float = 0.0, usual: float = USUAL_NOISE) -> Summary:
     """The median of speeds or times, with a 95 % interval that is never a point.
 
     A few measurements say little about their own spread, so it is combined with what is usual: the moderated
@@ -58,7 +59,7 @@ def measured(values: Sequence[float], noise: float = 0.0) -> Summary:
     middle = summary(values).median
     logs = [math.log(value) for value in values]
     n, center = len(logs), math.fsum(logs) / len(logs)
-    own = moderated(logs, USUAL_NOISE**2, USUAL_FREEDOM)
+    own = moderated(logs, usual**2, USUAL_FREEDOM)
     reach = math.hypot(own, student_t(USUAL_FREEDOM + n - 1) * noise / math.sqrt(n))
     low, high = math.exp(center - reach), math.exp(center + reach)
     return Summary(middle, min(middle, low), max(middle, high), n)

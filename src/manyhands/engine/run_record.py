@@ -15,6 +15,7 @@ from manyhands.engine.context import RankContext
 from manyhands.engine.job import Job
 from manyhands.engine.loop import Trainer
 from manyhands.engine.position import Position
+from manyhands.engine.recipe import changes
 from manyhands.engine.timing.step_timer import timeline
 from manyhands.records.phases import PAUSED, Span, training_phases
 from manyhands.records.record import Evaluation, RunRecord, Start, Status, StepTimes, WorkShare
@@ -44,7 +45,13 @@ def describe_start(
     return Start(
         run=str(job.folder),
         spec=spec,
-        recipe_line=context.recipe.describe(context.update, context.feed.order.n, context.horizon),
+        recipe_line=context.recipe.describe(
+            context.update,
+            context.feed.order.n,
+            context.horizon,
+            where="" if context.update == spec.batch else f"for each update of {context.update:,}",
+        ),
+        recipe_changes=changes(spec, task),
         parameters=sum(parameter.numel() for parameter in context.worker.model.parameters()),
         unit=task.unit,
         train_samples=len(task.train),
@@ -114,7 +121,7 @@ def make_record(
         message=message,
         spec=start.spec,
         recipe=context.recipe.to_dict(),
-        recipe_line=start.recipe_line,
+        recipe_line=start.whole_recipe,
         parameters=start.parameters,
         unit=start.unit,
         train_samples=start.train_samples,

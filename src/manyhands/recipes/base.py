@@ -16,6 +16,7 @@ Scaling = Literal["linear", "sqrt", "none"]
 WarmupFrom = Literal["reference", "zero"]
 
 LARGEST = 1e300  # products of larger numbers would overflow
+WITH_MOMENTUM = ("sgd", "lars")  # optimizers that use `momentum`
 REFERENCE_BATCH = 256  # the batch that a recipe's `lr` is for: one server of eight GPUs in Goyal et al.
 
 
@@ -90,9 +91,14 @@ class Recipe:
             factor=self.factor,
         )
 
-    def describe(self, batch: int, epoch: int, horizon: int | None = None) -> str:
-        """One line of text. With `horizon`, the warm-up is at most as long as the run."""
-        parts = [self.optimizer, self._scaled(batch), *self._course(batch, epoch, horizon), *self._extras()]
+    def describe(self, batch: int, epoch: int, horizon: int | None = None, where: str = "") -> str:
+        """One line of text: `sgd · lr 0.4 per 256 samples = 0.1 at batch 64, cosine decay · momentum 0.9`.
+
+        With `horizon`, the warm-up is at most as long as the run. `where` replaces `at batch 64`, for updates
+        that use only a part of the batch.
+        """
+        lr = self._scaled(batch, where or f"at batch {batch:,}")
+        parts = [self.optimizer, ", ".join([lr, *self._course(batch, epoch, horizon)]), *self._extras()]
         return " · ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,12 +112,13 @@ class Recipe:
     def _warms_up(self, batch: int) -> bool:
         return self.warmup > 0 and self.peak(batch) > self._start
 
-    def _scaled(self, batch: int) -> str:
-        peak = self.peak(batch)
-        if peak == self.lr:
+    def _scaled(self, batch: int, where: str) -> str:
+        if self.scaling == "none":
             return f"lr {_plain(self.lr)}"
+        if batch == REFERENCE_BATCH:
+            return f"lr {_plain(self.lr)} {where}"
         how = " (square root)" if self.scaling == "sqrt" else ""
-        return f"lr {_plain(self.lr)} per {REFERENCE_BATCH} samples{how} = {_plain(peak)}"
+        return f"lr {_plain(self.lr)} per {REFERENCE_BATCH} samples = {_plain(self.peak(batch))} {where}{how}"
 
     def _course(self, batch: int, epoch: int, horizon: int | None) -> list[str]:
         parts = []
@@ -125,7 +132,7 @@ class Recipe:
 
     def _extras(self) -> list[str]:
         parts = []
-        if self.optimizer in ("sgd", "lars") and self.momentum:
+        if self.optimizer in WITH_MOMENTUM and self.momentum:
             parts.append(f"{'nesterov ' if self.nesterov else ''}momentum {_plain(self.momentum)}")
         if self.weight_decay:
             parts.append(f"weight decay {_plain(self.weight_decay)}")

@@ -277,3 +277,11 @@ class Start:
     samples: int
     seconds: float  # training time so far
     one_worker: OneWorker | None = None
+    recipe_changes: str = ""  # what the strategy changed in the recipe: `momentum 0 instead of 0.9`
+
+    @property
+    def whole_recipe(self) -> str:
+        """The recipe in one line, with what the strategy changed in it."""
+        if not self.recipe_changes:
+            return self.recipe_line
+        return f"{self.recipe_line} · changed for {self.spec.strategy}: {self.recipe_changes}"

@@ -57,15 +57,16 @@ class Findings:
 
     @cached_property
     def curves(self) -> list[scaling.Curve]:
-        return scaling.curves(self.records, self.results.price)
+        return scaling.curves(self.records, self.results.price, self.results.blocks)
 
     @cached_property
     def points(self) -> dict[str, list[scaling.Point]]:
-        return {task: scaling.points(self.records, task, self.results.price) for task in self.tasks}
+        price, blocks = self.results.price, self.results.blocks
+        return {task: scaling.points(self.records, task, price, blocks) for task in self.tasks}
 
     @cached_property
     def to_target(self) -> list[target.ToTarget]:
-        return target.to_target(self.records, self.results.price)
+        return target.to_target(self.records, self.results.price, self.results.blocks)
 
     @cached_property
     def regimes(self) -> list[regimes.Regimes]:
@@ -81,7 +82,7 @@ class Findings:
 
     @cached_property
     def asynchronous(self) -> list[asynchrony.Asynchrony]:
-        return asynchrony.asynchronous(self.records)
+        return asynchrony.asynchronous(self.records, self.results.blocks)
 
     @cached_property
     def generalization(self) -> list[generalization.Generalization]:

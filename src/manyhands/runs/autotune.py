@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from manyhands.core import environment, formatting, registry
+from manyhands.core import environment, formatting, plausible, registry
 from manyhands.core.registry import launchers, strategies, transports
 from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.core.signals import StopRequest
+from manyhands.core.statistics import Summary
+from manyhands.core.statistics import measured as summary_of
 from manyhands.launchers.base import Launcher
 from manyhands.records.spec import RunSpec
 
@@ -17,15 +20,24 @@ BRIEFLY = 0.4  # seconds per measurement of a number of micro-batches
 LEAST = 8  # samples per micro-batch: smaller ones are slow, and batch norm's statistics would be poor
 
 
+Round = list[float]  # samples per second of every split, measured one after the other
+
+
 class Split(NamedTuple):
-    """One way to use the cores, and its measured speed."""
+    """One way to use the cores."""
 
     workers: int
     threads: int
-    samples_per_second: float = 0.0
 
     def __str__(self) -> str:
         return f"{formatting.plural(self.workers, 'worker')} x {formatting.plural(self.threads, 'thread')}"
+
+
+class Choice(NamedTuple):
+    """A split, and why it was chosen if it is not simply the fastest."""
+
+    split: Split
+    why: str
 
 
 def splits(cores: int, batch: int) -> list[Split]:
@@ -34,22 +46,63 @@ def splits(cores: int, batch: int) -> list[Split]:
 
 
 def choose(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
-    """Return the (resolved) spec with the fastest split: the best of interleaved rounds, to reduce noise."""
+    """Return the (resolved) spec with the fastest split, or the simplest of those not told apart from it."""
     from manyhands.engine.probe import measure
 
     assert spec.batch is not None
-    found = splits(environment.cores(), spec.batch)
+    cores = environment.cores()
+    found = splits(cores, spec.batch)
     launcher: Launcher = registry.member("launcher", LAUNCHERS, launchers.LOCAL)()
-    speeds = [0.0] * len(found)
-    for _ in range(ROUNDS if len(found) > 1 else 0):
-        for number, split in enumerate(found):
-            speed = _measured(launcher, measure, split.workers, placed(spec, split), SECONDS)
-            speeds[number] = max(speeds[number], speed)
-    measured = [split._replace(samples_per_second=speed) for split, speed in zip(found, speeds, strict=True)]
-    best = max(measured, key=lambda split: split.samples_per_second)
-    tried = ", ".join(f"{split} {formatting.rate(split.samples_per_second, unit)}" for split in measured)
-    notice(f"auto: {tried}: taking {best}")
-    return placed(spec, best)
+
+    def rounds(number: int) -> list[Round]:
+        return [
+            [_measured(launcher, measure, each.workers, placed(spec, each), SECONDS) for each in found]
+            for _ in range(number)
+        ]
+
+    if len(found) == 1:
+        notice(f"auto: taking {found[0]}, the only split of the cores")
+        return placed(spec, found[0])
+    measured = rounds(ROUNDS)
+    if beyond(measured, cores):
+        notice("auto: a speed is more than the cores can give; measuring again")
+        measured = rounds(ROUNDS)
+    chosen = decide(found, measured)
+    named = ", ".join(
+        f"{split} {formatting.rate(statistics.median(speeds), unit)}"
+        for split, speeds in zip(found, zip(*measured, strict=True), strict=True)
+    )
+    notice(f"auto: {named}{chosen.why}: taking {chosen.split}")
+    if speed_up := beyond(measured, cores):
+        notice(f"auto: {plausible.sentence(speed_up, cores, str(found[0]))}")
+    return placed(spec, chosen.split)
+
+
+def decide(found: Sequence[Split], rounds: Sequence[Round]) -> Choice:
+    """The fastest split, or the one with the fewest workers among those that are not told apart from it.
+
+    Speeds are compared within a round, so that whatever the machine did in that round cancels.
+    """
+    best = max(range(len(found)), key=lambda at: against(rounds, at, 0).median)
+    told_apart = [at != best and against(rounds, best, at).low > 1 for at in range(len(found))]
+    left = [split for split, slower in zip(found, told_apart, strict=True) if not slower]
+    simplest = min(left, key=lambda split: split.workers)
+    if len(left) == 1:
+        return Choice(simplest, "")
+    which = "these are" if len(left) == len(found) else f"{' and '.join(map(str, left))} are"
+    return Choice(simplest, f"; {which} not told apart, so the fewest workers are best")
+
+
+def against(rounds: Sequence[Round], one: int, other: int) -> Summary:
+    """How many times as fast one split is as another, from the ratios within each round."""
+    return summary_of([speeds[one] / speeds[other] for speeds in rounds])
+
+
+def beyond(rounds: Sequence[Round], cores: int) -> Summary | None:
+    """The largest speed-up over one worker that is more than the cores can give; None if there is none."""
+    found = [against(rounds, at, 0) for at in range(1, len(rounds[0]))]
+    largest = max(found, key=lambda each: each.low)
+    return largest if plausible.implausible(largest, cores) else None
 
 
 def with_micro_batches(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:

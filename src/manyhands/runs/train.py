@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from manyhands.callbacks.background import BackgroundCallbacks
 from manyhands.callbacks.base import Callback
+from manyhands.core import environment, formatting
 from manyhands.core.atomic_files import usable
 from manyhands.core.errors import UsageError
 from manyhands.core.registry import launchers, strategies
@@ -55,7 +56,7 @@ def train(
                 Path(task), settings, allow_changes=allow_changes, trust=trust, callbacks=background
             )
         if settings.get("workers") == AUTO:
-            spec = _fastest(task, settings, background.on_notice)
+            spec = _fastest(task, settings, background)
         else:
             spec = RunSpec.of(task=task, **fill_in(settings))
         folder = Path(out) if out else None
@@ -79,14 +80,15 @@ def run(
     if out is not None:
         usable(out)
     check(spec)
-    launcher = launcher_of(spec)
-    from manyhands.runs.resolve import resolve
-
-    spec = resolve(spec)
-    if not launcher.leads:
-        return follow(spec, launcher)
-    folder = RunFolder(folders.choose(spec, out, resume))
     with BackgroundCallbacks.of(callbacks) as background:
+        background.on_waiting(_starting(spec))
+        launcher = launcher_of(spec)
+        from manyhands.runs.resolve import resolve
+
+        spec = resolve(spec)
+        if not launcher.leads:
+            return follow(spec, launcher)
+        folder = RunFolder(folders.choose(spec, out, resume))
         if resume and out is None and not folder.exists():
             background.on_notice(
                 f"{folders.RUNS} has no run with exactly these settings to resume: starting {folder.path}"
@@ -122,6 +124,7 @@ def resume_folder(
     with BackgroundCallbacks.of(callbacks) as background:
         if leads():
             check_trust(folder, stored, signed or trust, background.on_notice)
+        background.on_waiting(_starting(spec))
         launcher = launcher_of(spec)
         if not launcher.leads and spec.task_file is not None:  # rank 0 decides whether it is imported
             return follow(spec, launcher)
@@ -143,7 +146,14 @@ def with_lr(settings: dict[str, Any], lr: float | None) -> dict[str, Any]:
     return {**settings, "recipe_options": {**settings.get("recipe_options", {}), "lr": lr}}
 
 
-def _fastest(task: str, settings: dict[str, Any], notice: Callable[[str], None]) -> RunSpec:
+def _starting(spec: RunSpec) -> str:
+    """What a person reads within half a second, before torch is imported and the data are read."""
+    servers = f" and {formatting.plural(spec.servers, 'server')}" if spec.servers else ""
+    verb = "waiting for" if joins(spec.launcher) else "starting"
+    return f"{verb} {formatting.plural(spec.workers, 'worker')}{servers} for {spec.task} ..."
+
+
+def _fastest(task: str, settings: dict[str, Any], callbacks: BackgroundCallbacks) -> RunSpec:
     """Return the spec with the workers and threads that are measured to be the fastest on this machine."""
     filled = fill_in({**settings, "workers": None})
     if joins(filled["launcher"]):
@@ -155,10 +165,11 @@ def _fastest(task: str, settings: dict[str, Any], notice: Callable[[str], None])
     check(spec)
     check_system(launchers.LOCAL)
     spec = spec.alone()
+    callbacks.on_waiting(f"measuring how to use {formatting.plural(environment.cores(), 'core')} ...")
     launcher_of(spec.replace(launcher=launchers.LOCAL))
     from manyhands.runs import autotune
     from manyhands.runs.resolve import resolve
     from manyhands.tasks import find
 
     spec = resolve(spec)
-    return autotune.choose(spec, find.build(spec.task, spec.options).unit, notice)
+    return autotune.choose(spec, find.build(spec.task, spec.options).unit, callbacks.on_notice)

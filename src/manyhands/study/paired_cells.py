@@ -6,15 +6,18 @@ A grid with `paired = true` says what is compared. Each of its specs becomes
 - with a `target`, learning cells: runs to the target whose seconds do not count, one per seed.
 
 A strategy that is exact makes the steps that one worker makes (law 4), so one worker's run is the learning
-cell of all of them. Where dividing a batch changes what is learned (dropout, batch norm that is not synchronized),
-the record of that run says so, and the others get learning cells of their own.
+cell of all of them. Where dividing a batch changes what is learned (dropout, batch norm that is not
+synchronized), the record of that run says so, and the others get learning cells of their own.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from manyhands.analysis.crossing import crossing
 from manyhands.core import environment
 from manyhands.core.formatting import plural
 from manyhands.records.record import RunRecord
@@ -23,6 +26,8 @@ from manyhands.records.study_results import Cell
 
 EPOCHS = 10_000.0  # of a speed cell: it ends when it has been measured, not by its schedule
 SELDOM = 1e6  # seconds between its checkpoints
+USUAL_SEEDS = 0.05  # the relative standard deviation of samples to the target between seeds, at least
+HOPELESS = 100.0  # as a logarithm
 
 
 class Baselines(NamedTuple):
@@ -52,6 +57,45 @@ def own_learning_cells(specs: Iterable[RunSpec], records: Sequence[RunRecord]) -
     shared = [spec for spec in specs if spec.target is not None and _shares(spec)]
     wrong = [spec for spec in shared if Cell(_trajectory(spec)).key in matters]
     return [Cell(_to_target(spec), timed=False) for spec in wrong]
+
+
+def advantages(
+    cells: Iterable[Cell], specs: Sequence[RunSpec], records: Sequence[RunRecord]
+) -> dict[str, float]:
+    """By how much fewer samples a cell needs to the target than one worker, as logarithms: its best case.
+
+    Cells that share one worker's run need the same, and so does a cell that was not tried, as far as is
+    known. One that did not arrive has no chance.
+    """
+    found: dict[str, float] = {}
+    for cell in cells:
+        mine = [spec for spec in specs if speed_cell(spec).spec == cell.spec and spec.target is not None]
+        own = {each.key for each in [*learning_cells(mine), *own_learning_cells(mine, records)]}
+        shared = {Cell(_trajectory(spec.alone(recipe_options=spec.recipe_options))).key for spec in mine}
+        tried, one = (
+            [record for record in records if record.cell in keys] for keys in (own - shared, shared)
+        )
+        if tried:
+            arrived, reference = _arrivals(tried), _arrivals(one) or _arrivals(tried)
+            few = 2 * len(arrived) <= len(tried)  # most of them did not arrive
+            found[cell.key] = -HOPELESS if few else _mean(reference) - _mean(arrived) + _error(arrived)
+    return found
+
+
+def _arrivals(records: Iterable[RunRecord]) -> list[float]:
+    """The logarithms of samples to the target."""
+    return [math.log(found.samples) for record in records if (found := crossing(record)) is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _error(logs: Sequence[float]) -> float:
+    """Twice the standard error of a mean of logarithms; with one value, what seeds usually differ by."""
+    if len(logs) < 2:
+        return 2 * USUAL_SEEDS
+    return 2 * max(USUAL_SEEDS, statistics.stdev(logs)) / math.sqrt(len(logs))
 
 
 def _shares(spec: RunSpec) -> bool:

@@ -49,7 +49,12 @@ def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
             facts.append(estimate.probe(resolved))
             probed.add(cell.spec.task)
     left = [cell for cell in waiting if cell.key in specs]
-    time = estimate.estimate(left, facts, jobs, specs)
+    pairing = estimate.Pairing(study.block, study.rounds)
+    if study.budget:
+        others = [cell for cell in left if not cell.paired]
+        rest = estimate.estimate(others, facts, jobs, specs).seconds
+        pairing = pairing.within(study.budget - rest, len(left) - len(others))
+    time = estimate.estimate(left, facts, jobs, specs, pairing)
     return Preview(study, out, left, finished, excluded, time)
 
 
@@ -89,6 +94,7 @@ def how_long(time: CellEstimate) -> str:
         return "its duration is unknown: no earlier run is similar, and its data are not downloaded"
     bases = [f"{formatting.plural(time.runs, 'cell')} estimated from earlier runs"] if time.runs else []
     bases += [f"{', '.join(time.probed)} measured for one second"] if time.probed else []
+    bases += ["longer than usual because the machine is busy"] if time.busy else []
     bases += [f"without {', '.join(time.unknown)}, whose data are not downloaded"] if time.unknown else []
     return f"about {formatting.duration(time.seconds)} ({'; '.join(bases)})"
 
@@ -147,8 +153,8 @@ def _group(cell: Cell) -> str:
         formatting.plural(spec.threads, "thread") if spec.threads else "",
         spec.recipe or "",
         *(f"{name} {value}" for name, value in options.items()),
-        *(formatting.plural(value, name) for name, value in limits if value is not None),
-        "" if cell.timed else "not timed",
+        *(formatting.plural(value, name) for name, value in limits if value is not None and not cell.paired),
+        "speed in pairs" if cell.paired else "" if cell.timed else "not timed",
     ]
     return " · ".join(part for part in parts if part)
 

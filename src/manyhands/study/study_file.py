@@ -27,7 +27,7 @@ from manyhands.tasks import TASKS
 
 KEYS = (
     "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "block", "rounds",
-    "repeats", "keep_models", "defaults", "grid", "exclude",
+    "repeats", "keep_models", "jobs", "defaults", "grid", "exclude",
 )  # fmt: skip
 STUDIES = "studies"
 _UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
@@ -51,6 +51,7 @@ class Study:
     block: float = 1.0  # seconds of a block of a paired cell
     rounds: int = LOOKS[-1]  # of paired blocks, at most
     keep_models: bool = False
+    jobs: int = 1  # cells at a time that are not timed, if the command line does not say
     cells: list[Cell] = field(default_factory=list)
     excluded: list[Without] = field(default_factory=list)  # combinations that cannot work
     left_out: int = 0  # cells that the file's own [[exclude]] leaves out
@@ -216,6 +217,8 @@ class _StudyFile:
         _must(
             "keep_models", content.get("keep_models", False), lambda v: isinstance(v, bool), "true or false"
         )
+        jobs = content.get("jobs", 1)
+        _must("jobs", jobs, lambda n: type(n) is int and n >= 1, "a whole number from 1 on")
         grid.repeats_of({"repeats": [content.get("repeats", 1)]}, 1)
         facts = {
             "path": self._path,
@@ -229,7 +232,7 @@ class _StudyFile:
             least = LOOKS[0]
             _must("rounds", content["rounds"], lambda n: type(n) is int and n >= least, f"at least {least}")
             facts["rounds"] = content["rounds"]
-        plain = ("about", "fallback", "claim", "price", "currency", "keep_models")
+        plain = ("about", "fallback", "claim", "price", "currency", "keep_models", "jobs")
         return facts | {key: content[key] for key in plain if key in content}
 
     def _table(self, name: str) -> dict[str, Any]:

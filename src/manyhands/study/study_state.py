@@ -64,5 +64,7 @@ def _transport_words(spec: RunSpec) -> list[str]:
 
 
 def cell_title(cell: Cell) -> str:
-    """The title of a cell, with its number if it is a repeat."""
-    return title(cell.spec) + (f" · again ({cell.repeat + 1})" if cell.repeat else "")
+    """The title of a cell: with its number if it is a repeat, and with its label."""
+    again = f" · again ({cell.repeat + 1})" if cell.repeat else ""
+    label = f" · {cell.label}" if cell.label else ""
+    return title(cell.spec) + label + again + (" · speed" if cell.paired else "")

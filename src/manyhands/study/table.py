@@ -1,51 +1,33 @@
-"""The table of a study: a block per task, with one row for all repeats and seeds of a cell; then as text."""
+"""The rows of a study's table: a block per task, with one row for all repeats and seeds of a cell."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from manyhands.analysis import groups
+from manyhands.analysis import groups, target
 from manyhands.analysis.crossing import crossing
-from manyhands.analysis.scaling import Pair, baselines
+from manyhands.analysis.groups import Key
+from manyhands.analysis.scaling import Baseline, Pair, baselines
 from manyhands.analysis.verdicts import verdicts, word
 from manyhands.core import formatting
-from manyhands.core.statistics import NOISY
+from manyhands.core.registry.strategies import ONE_WORKER
+from manyhands.core.registry.strategy_options import is_default
+from manyhands.core.statistics import NOISY, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Results, Without
+from manyhands.study.table_layout import Row, TaskTable, bracketed, draw
 
-_LEFT = ("strategy", "recipe", "verdict")  # columns of words; numbers are aligned to the right
-
-
-class Row(NamedTuple):
-    """One row of a task's block, as text."""
-
-    strategy: str
-    workers: str
-    threads: str
-    batch: str
-    recipe: str
-    epochs: str
-    rate: str
-    speed_up: str
-    to_target: str
-    at_the_end: str
-    verdict: str
+Together = Mapping[tuple[str, Key], str]  # by task and cell: rows with the same text belong together
+_NONE: Together = MappingProxyType({})
 
 
-class Block(NamedTuple):
-    """The rows of one task."""
-
-    task: str
-    header: Row
-    rows: list[Row]
-    baseline: str = ""  # what the speed-ups are relative to
-
-
-def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list[Block]:
-    """Return a block for each task, in order of appearance."""
+def blocks(
+    records: Sequence[RunRecord], failed: Sequence[Without] = (), together: Together = _NONE
+) -> list[TaskTable]:
+    """Return a block for each task, in order of appearance; rows that belong together follow each other."""
     names = dict.fromkeys([*groups.tasks(records), *(without.cell.spec.task for without in failed)])
     found = []
     for name in names:
@@ -60,40 +42,29 @@ def blocks(records: Sequence[RunRecord], failed: Sequence[Without] = ()) -> list
             batch = groups.batch(each[0])
             if batch not in pairs:
                 pairs[batch] = baselines(mine, name, batch)
-            rows.append(_row(each, pairs[batch]))
-        rows += [_failed(without) for without in lost]
+            rows.append((_row(each, pairs[batch]), together.get((name, groups.key(each[0])), "")))
         one, _ = baselines(mine, name, None)
-        found.append(Block(name, _header(mine), rows, one.name if one else ""))
+        lines = [*bracketed(_gathered(rows)), *map(_failed, lost)]
+        found.append(TaskTable(name, _header(mine), lines, one.name if one else ""))
     return found
 
 
-def draw(block: Block, width: int | None = None, footnote: bool = True) -> list[str]:
-    """Return aligned columns, without those that say nothing; lines longer than the width are cut."""
-    lines = [block.header, *block.rows]
-    same = {"threads", "recipe", "epochs"}  # shown only if they differ
-    texts = []
-    for number, name in enumerate(Row._fields):
-        column = [line[number] for line in lines]
-        values = set(column[1:]) - {""}
-        if not values or (name in same and len(values) == 1):
-            continue
-        longest = max(map(len, column))
-        texts.append([text.ljust(longest) if name in _LEFT else text.rjust(longest) for text in column])
-    drawn = [" " + "  ".join(row).rstrip() for row in zip(*texts, strict=True)]
-    if footnote and any(row.speed_up for row in block.rows):
-        drawn.append(f" speed-up: over {block.baseline}")
-    return [cut(line, width) for line in drawn]
-
-
-def draw_all(results: Results, width: int | None = None) -> list[str]:
+def draw_all(results: Results, width: int | None = None, together: Together = _NONE) -> list[str]:
     """Return the whole table, with the task's name above each block if there are several."""
-    found = blocks(results.records, results.failed)
+    found = blocks(results.records, results.failed, together)
     lines: list[str] = []
     for block in found:
         if len(found) > 1:
             lines += [*([""] if lines else []), block.task]
         lines += draw(block, width)
     return lines
+
+
+def _gathered(rows: Sequence[tuple[Row, str]]) -> list[tuple[Row, str]]:
+    """The rows in their order, but those that belong together where the first of them is."""
+    texts = [text for _, text in rows]
+    place = [texts.index(text) if text else number for number, text in enumerate(texts)]
+    return [rows[number] for number in sorted(range(len(rows)), key=place.__getitem__)]
 
 
 def _header(records: Sequence[RunRecord]) -> Row:
@@ -118,24 +89,36 @@ def _header(records: Sequence[RunRecord]) -> Row:
 def _row(alike: list[RunRecord], pair: Pair) -> Row:
     first = alike[0]
     timed = [record for record in alike if groups.measured(record)]
-    rate = statistics.median(record.throughput for record in timed) if timed else None
-    one, _ = pair
-    speed_up = f"{rate / one.throughput.median:.2f}" if rate and one else ""
+    rate = measured([record.throughput for record in timed]) if timed else None
     scores = [record.metric for record in alike if record.metric is not None]
     end = formatting.score(statistics.median(scores), first.metric_name) if scores else ""
     return Row(
         groups.variant(first),
-        _workers_text(first.spec),
-        str(groups.threads(first)),
+        _workers_text(first.spec, groups.threads(first)),
+        "" if first.spec.traits.one_worker else str(groups.threads(first)),  # these are with the workers
         f"{groups.batch(first):,}",
         _recipe(first),
         _length(first.spec),
-        f"{rate:,.0f}" if rate else "",
-        speed_up,
-        to_target(alike),
+        f"{rate.median:,.0f} (± {formatting.percent(_reach(rate) / rate.median)})" if rate else "",
+        _speed_up(groups.key(first), rate, pair[0]),
+        to_target(alike, interval=True),
         end,
         _verdict(alike, timed, pair),
     )
+
+
+def _speed_up(key: Key, rate: Summary | None, one: Baseline | None) -> str:
+    if rate is None or one is None:
+        return ""
+    over = ratio(rate, one.throughput)
+    if key == (ONE_WORKER, 1, one.threads, one.batch):
+        return f"{over.median:.2f}"  # compared with itself
+    return f"{over.median:.2f} (± {_reach(over):.2f})"
+
+
+def _reach(value: Summary) -> float:
+    """Half the width of an interval around its median; of an uneven one, the longer side."""
+    return max(value.high - value.median, value.median - value.low)
 
 
 def _verdict(alike: list[RunRecord], timed: list[RunRecord], pair: Pair) -> str:
@@ -151,10 +134,16 @@ def _failed(without: Without) -> Row:
     spec = without.cell.spec
     text = f"failed: {without.reason.splitlines()[0] if without.reason else ''}"
     batch = f"{spec.batch:,}" if spec.batch else ""
-    return Row(spec.strategy, _workers_text(spec), "", batch, "", "", "", "", "", "", text)
+    options = {
+        name: value
+        for name, value in spec.strategy_options.items()
+        if not is_default(spec.traits.options, name, value)
+    }
+    strategy = " ".join([spec.strategy, *(f"{name}={value}" for name, value in options.items())])
+    return Row(strategy, _workers_text(spec), "", batch, "", "", "", "", "", "", text)
 
 
-def to_target(alike: Sequence[RunRecord]) -> str:
+def to_target(alike: Sequence[RunRecord], *, interval: bool = False) -> str:
     """`5.0 s`, or `412 steps` if not timed; with `(2 of 3)` if not all of them reached the target."""
     tried = [record for record in alike if groups.attempted(record)]
     if not tried:
@@ -165,11 +154,22 @@ def to_target(alike: Sequence[RunRecord]) -> str:
     crossings = [(record, found) for record in reached if (found := crossing(record)) is not None]
     seconds = [found.seconds for record, found in crossings if record.timed and found.seconds is not None]
     steps = [found.steps for _, found in crossings]
-    if seconds:
+    [cell] = target.to_target(tried)
+    if seconds and cell.seconds:
+        text = formatting.duration(cell.seconds.median) + (_plus_minus(cell.seconds) if interval else "")
+    elif seconds:
         text = formatting.duration(statistics.median(seconds))
     else:
         text = formatting.plural(round(statistics.median(steps)), "step") if steps else "reached"
     return text if len(reached) == len(tried) else f"{text} ({len(reached)} of {len(tried)})"
+
+
+def _plus_minus(seconds: Summary) -> str:
+    """` (± 0.4)` behind `6.1 s`, ` (± 8 ms)` behind `73 ms`, ` (± 12 s)` behind `2 min 5 s`."""
+    reach = _reach(seconds)
+    shown = formatting.duration(reach)
+    plain = 0.0995 <= seconds.median < 59.5 and 0.0995 <= reach < 59.5
+    return f" (± {shown.removesuffix(' s') if plain else shown})"
 
 
 def _key(record: RunRecord) -> tuple[object, ...]:
@@ -183,15 +183,13 @@ def _length(spec: RunSpec) -> str:
     return formatting.duration(spec.seconds) if spec.seconds else f"{spec.epochs:g}" if spec.epochs else ""
 
 
-def _workers_text(spec: RunSpec) -> str:
+def _workers_text(spec: RunSpec, threads: int = 1) -> str:
+    """`2`, `2+1` with a server; the threads of the strategy that always has one worker: `2 threads`."""
+    if spec.traits.one_worker and threads > 1:
+        return formatting.plural(threads, "thread")
     return f"{spec.workers}+{spec.servers}" if spec.servers else str(spec.workers)
 
 
 def _recipe(record: RunRecord) -> str:
     lr = record.recipe.get("lr")
     return groups.recipe_variant(record) + (f", lr {lr:g}" if isinstance(lr, float | int) else "")
-
-
-def cut(text: str, width: int | None) -> str:
-    """Cut a text to at most this many characters."""
-    return text if width is None or len(text) <= width else text[: max(1, width - 1)] + "…"

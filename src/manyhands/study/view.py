@@ -13,16 +13,17 @@ from rich.live import Live
 from rich.text import Text
 
 from manyhands.callbacks.base import Callback
+from manyhands.callbacks.progress import share
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
 from manyhands.records.record import Start, StepRecord
 from manyhands.records.study_results import Without
-from manyhands.study import estimate, table
+from manyhands.study import estimate, table, table_layout
 from manyhands.study.execute import StudyView
+from manyhands.study.remaining import Remaining
 from manyhands.study.study_state import CellState, StudyState, cell_title
 
 REFRESH = 1.0  # seconds between updates; more frequent ones would slow the runs down
-FACTS = 300  # earlier runs that the remaining time is estimated from
 
 
 def for_people() -> StudyView:
@@ -105,11 +106,10 @@ class LiveTable:
         self._console = console
         self._state: StudyState | None = None
         self._live: Live | None = None
-        self._facts: list[estimate.EarlierRuns] = []
+        self._remaining = Remaining([])
         self._notes: dict[str, str] = {}
         self._task = ""
         self._block: list[str] = []
-        self._left: tuple[float, float] | None = None  # the estimated seconds, and when they were estimated
         self._drawn = 0.0
 
     def begun(self, state: StudyState, folder: Path) -> None:
@@ -117,7 +117,8 @@ class LiveTable:
         self._state = state
         self.say(headline(state, folder))
         recent = estimate.earlier([entry.cell for entry in state.of("left")], folder)
-        self._facts = estimate.known([*state.records, *recent])[:FACTS]
+        pairing = estimate.Pairing(state.study.block, state.study.rounds)
+        self._remaining = Remaining(estimate.known([*state.records, *recent]), state.study.budget, pairing)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         self._count()
@@ -131,8 +132,10 @@ class LiveTable:
         """Update the rows and the estimate, and draw the table."""
         self._task = entry.cell.spec.task
         self._notes.pop(entry.cell.key, None)
-        if entry.state == "finished" and entry.record is not None:
-            self._facts = [*estimate.known([entry.record]), *self._facts][:FACTS]
+        if entry.state == "running":
+            self._remaining.begin(entry.cell, time.monotonic())
+        else:
+            self._remaining.end(entry.cell, entry.record, time.monotonic())
         self._count()
         self._draw()
 
@@ -163,11 +166,8 @@ class LiveTable:
         blocks = table.blocks(self._state.records, failed)
         mine = [block for block in blocks if block.task.split(" ")[0] == self._task] or blocks[-1:]
         width = self._console.width - 1
-        self._block = [line for block in mine for line in table.draw(block, width, footnote=False)]
-        left = [entry.cell for entry in self._state.of("left", "running")]
-        time_ = estimate.estimate(left, self._facts)
-        whole = time_.seconds * len(left) / len(time_.by_cell) if time_.by_cell else None
-        self._left = None if whole is None else (whole, time.monotonic())
+        self._block = [line for block in mine for line in table_layout.draw(block, width, footnote=False)]
+        self._remaining.plan(entry.cell for entry in self._state.of("left"))
 
     def _draw(self) -> None:
         live = self._live  # a callback of a run also draws, in its own thread
@@ -182,10 +182,12 @@ class LiveTable:
         assert self._state is not None
         width, height = self._console.width - 1, self._console.height
         running = [
-            table.cut(f" ▸ {cell_title(entry.cell)}  {self._notes.get(entry.cell.key, '')}".rstrip(), width)
+            table_layout.cut(
+                f" ▸ {cell_title(entry.cell)}  {self._notes.get(entry.cell.key, '')}".rstrip(), width
+            )
             for entry in self._state.of("running")[:4]
         ]
-        below = [*running, table.cut(" " + self._counts(), width)]
+        below = [*running, table_layout.cut(" " + self._counts(), width)]
         header, rows = self._block[:1], self._block[1:]
         room = max(1, height - len(below) - len(header) - 2)
         return [*header, *rows[-room:], *below]
@@ -197,9 +199,8 @@ class LiveTable:
         parts += [f"{count} running"] if (count := len(state.of("running"))) else []
         parts += [f"{len(state.of('left'))} left"]
         parts += [f"{count} failed"] if (count := len(state.of("failed"))) else []
-        if self._left is not None:
-            seconds, since = self._left
-            parts.append(f"about {formatting.duration(max(1.0, seconds - (time.monotonic() - since)))} to go")
+        if (seconds := self._remaining.seconds(time.monotonic())) is not None:
+            parts.append(f"about {formatting.duration(max(1.0, seconds))} to go")
         return " · ".join(parts)
 
 
@@ -223,8 +224,9 @@ class _Watcher(Callback):
         self._noted = now
         rate = (step.samples - start.samples) / max(1e-9, step.seconds - start.seconds)
         unit = "img" if start.unit == "images" else start.unit
-        share = formatting.percent(min(1.0, step.samples / max(1, start.horizon)))
-        self._note(f"{share}  loss {step.loss:.4f}  {formatting.rate(rate, unit)}")
+        self._note(
+            f"{formatting.percent(share(start, step))}  loss {step.loss:.4f}  {formatting.rate(rate, unit)}"
+        )
 
     def on_notice(self, text: str) -> None:
         self._say(text)

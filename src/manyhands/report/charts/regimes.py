@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from manyhands.analysis.noise_scale import NoiseScale
-from manyhands.analysis.regimes import Regimes, curve
+from manyhands.analysis.regimes import Regimes, about, curve, edge_sentence, recipe_phrase
 from manyhands.core import formatting
 from manyhands.core.statistics import Estimate
 from manyhands.report.charts import common
@@ -41,26 +41,30 @@ def _round(value: float) -> str:
     return f"{float(f'{value:.2g}'):,.0f}"
 
 
-def _between(estimate: Estimate) -> str:
-    return f"{_round(estimate.value)} ({_round(estimate.low)} to {_round(estimate.high)})"
-
-
 def _sentence(fit: Regimes) -> str:
     """Say up to which batch doubling it halves the steps, or that this is outside of what was run."""
     if fit.b_crit is None or fit.perfect_until is None:
         return f"{_name(fit)}: no fit, {fit.problem or 'too few batches reached the target'}."
+    phrase = recipe_phrase(fit)  # where the rate was not tuned for each batch, this is about the recipe
+    name = f"{_name(fit)}: {phrase[0].lower()}{phrase[1:]}," if phrase else f"{_name(fit)}:"
+    return " ".join(
+        filter(None, [_curve_sentence(fit, name, fit.b_crit, fit.perfect_until), edge_sentence(fit)])
+    )
+
+
+def _curve_sentence(fit: Regimes, name: str, b_crit: Estimate, perfect_until: Estimate) -> str:
     batches = [point.batch for point in fit.points if point.steps is not None]
     least, most = min(batches), max(batches)
-    if fit.perfect_until.value >= most:
+    if perfect_until.value >= most:
         return (
-            f"{_name(fit)}: up to batch {most:,}, the largest that reached the target, doubling the batch "
-            f"nearly halves the steps; the critical batch lies beyond, at {_round(fit.b_crit.low)} or more."
+            f"{name} up to batch {most:,}, the largest that reached the target, doubling the batch "
+            f"nearly halves the steps; the critical batch lies beyond, at {_round(b_crit.low)} or more."
         )
-    if fit.perfect_until.value < least:
+    if perfect_until.value < least:
         text = f"from batch {least:,}, the smallest that was run, doubling the batch does not halve the steps"
     else:
-        text = f"doubling the batch nearly halves the steps up to about {_round(fit.perfect_until.value)}"
-    text = f"{_name(fit)}: the critical batch is {_between(fit.b_crit)}; {text}"
+        text = f"doubling the batch nearly halves the steps up to about {_round(perfect_until.value)}"
+    text = f"{name} the critical batch is {about(b_crit)}; {text}"
     if fit.maximal_from is not None and fit.maximal_from.value <= 4 * most:
         text += f" and saves almost none from {_round(fit.maximal_from.value)} on"
     return text + "."
@@ -195,13 +199,23 @@ def noise(findings: Findings) -> Figure | None:
 
 
 def _noise_sentence(each: NoiseScale) -> str:
+    name = f"{each.task} · {each.label}" if each.label else each.task
     if each.scale is None:
-        return f"{each.task}: the noise scale is unknown, because gradients were too noisy for so few steps."
-    text = f"{each.task}: the noise scale over training is {_between(each.scale)}"
+        return f"{name}: no noise scale, because {each.problem}."
+    text = f"{name}: the noise scale over training is {about(each.scale)}{_noise_range(each)}"
     if each.critical is None:
         return text + ", and no critical batch was measured to compare it with."
-    ratio = f", {each.ratio:.2g} times it" if each.ratio is not None else ""
-    return f"{text}; the measured critical batch is {_between(each.critical)}{ratio}."
+    ratio = f"; the noise scale is {each.ratio:.2g} times it" if each.ratio is not None else ""
+    return f"{text}; the measured critical batch is {about(each.critical)}{ratio}."
+
+
+def _noise_range(each: NoiseScale) -> str:
+    """Where it was measured: it rises with the batch."""
+    if len(each.batches) < 2:
+        return f" at batch {each.batches[0].batch:,}" if each.batches else ""
+    where = "the critical batch" if each.critical else "the middle of the batches"
+    low, high = (f"{_round(end.scale.value)} at {end.batch:,}" for end in (each.batches[0], each.batches[-1]))
+    return f" at {where} ({low}, {high})"
 
 
 def _binned(points: list[tuple[int, float]], most: int = 24) -> list[Row]:
