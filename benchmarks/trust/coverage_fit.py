@@ -64,7 +64,9 @@ def measure(kind: str, noise: float, studies: int, seed: int = 0) -> Row:
         held += fit.b_crit.low <= truth <= fit.b_crit.high
         opened += is_open_above(fit.b_crit) or is_open_below(fit.b_crit)
     count = len(told)
-    factors = [(each.high / each.low) ** 0.5 for each in told if not (is_open_above(each) or is_open_below(each))]
+    factors = [
+        (each.high / each.low) ** 0.5 for each in told if not (is_open_above(each) or is_open_below(each))
+    ]
     return Row(
         kind,
         noise,
