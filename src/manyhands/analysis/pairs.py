@@ -85,8 +85,11 @@ class Lane(NamedTuple):
         return [mine[at] - theirs[at] for at in mine if at in theirs]
 
     def usual(self, one: str, other: str) -> float:
-        """The variance that the other cells let expect of such a difference."""
-        return self._variance(one, other, frozenset({one, other}) - {self.baseline})
+        """The variance that the other cells let expect of such a difference; without others, all values."""
+        mine = frozenset({one, other}) - {self.baseline}
+        if len(self.values) > 2:
+            return self._variance(one, other, mine)
+        return len(mine) * self._variance(one, self.baseline, frozenset())
 
     def typical(self, one: str, other: str) -> float:
         """The variance of such differences, over all cells."""
