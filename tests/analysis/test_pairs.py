@@ -64,7 +64,7 @@ def test_one_round_has_an_interval():
     found = compare_cells(blocks({"a": 150.0}), "a", BASELINE)
     assert found is not None
     assert found.ratio.low < 1.4 < 1.6 < found.ratio.high
-    assert found.spread == pytest.approx(0.05)
+    assert found.spread == pytest.approx(0.044)
 
 
 def test_only_rounds_that_both_have_are_compared():
