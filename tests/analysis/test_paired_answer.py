@@ -14,7 +14,7 @@ from manyhands.analysis.scaling import baselines, points
 from manyhands.analysis.target import ToTarget, to_target
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Block, Results
-from manyhands.testing.blocks import BASELINE, Machine, drifting, paired_study
+from manyhands.testing.paired_blocks import BASELINE, Machine, drifting, paired_study
 from manyhands.testing.records import record
 
 TRUE = {"one": 8_000.0, "threads": 13_000.0, "allreduce": 13_200.0, "hogwild": 13_500.0, "four": 9_600.0}

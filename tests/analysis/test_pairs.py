@@ -19,7 +19,7 @@ from manyhands.analysis.pairs import (
     level,
 )
 from manyhands.records.study_results import Block
-from manyhands.testing.blocks import BASELINE, Machine, Measure, drifting, paired_study
+from manyhands.testing.paired_blocks import BASELINE, Machine, Measure, drifting, paired_study
 
 
 def blocks(
