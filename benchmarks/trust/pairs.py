@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from manyhands.analysis.pairs import Lane, compared, lanes
 from manyhands.records.study_results import StudyFolder
-from manyhands.testing.blocks import BASELINE, Machine, Measure, drifting, paired_study, resampled
+from manyhands.testing.paired_blocks import BASELINE, Machine, Measure, drifting, paired_study, resampled
 
 FAST = 1.7  # times the baseline
 LOSERS = {"threads": 1.4, "pipeline": 1.2, "four": 1.0, "layers": 0.8}

@@ -12,7 +12,7 @@ from manyhands.analysis.target import to_target
 from manyhands.core.statistics import Summary, measured, ratio
 from manyhands.records.record import Evaluation, RunRecord
 from manyhands.records.study_results import Block
-from manyhands.testing.blocks import BASELINE, Machine, drifting, paired_study
+from manyhands.testing.paired_blocks import BASELINE, Machine, drifting, paired_study
 from manyhands.testing.records import record
 
 SPEEDS = {BASELINE: 8_000.0, "a": 13_600.0, "b": 12_800.0, "c": 9_600.0}
