@@ -1,6 +1,6 @@
-"""How often the 95 % intervals of the critical batch hold it, in simulated studies of many kinds.
+"""How often the 95 % intervals of the critical batch and of the noise scale hold them, in simulated studies.
 
-The table is in benchmarks/trust/README.md. Nothing is trained: a thousand studies take about a minute.
+Nothing is trained: a thousand studies take about a minute. `--only` names some of the kinds.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ import argparse
 import json
 import random
 import statistics
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
+from manyhands.analysis.noise_scale import noise_scales
 from manyhands.analysis.regimes import is_open_above, is_open_below, regimes
 from manyhands.testing.simulated import Simulated
+from manyhands.testing.simulated_noise import TRUE_SCALE, simulated_noise
 
 NOISES = (0.05, 0.15, 0.3)
 BATCHES = {
@@ -36,6 +41,10 @@ KINDS = {
     ),
     "evaluations far apart": Simulated(batches=FIVE, spacing=12_000),
 }
+
+
+NOISE_BATCHES = (32, 128, 512, 2048)  # the true noise scale is 381
+BETWEEN = (0.05, 0.15)  # the spread of the noise scale between seeds
 
 
 class Row(NamedTuple):
@@ -64,7 +73,8 @@ def measure(kind: str, noise: float, studies: int, seed: int = 0) -> Row:
         held += fit.b_crit.low <= truth <= fit.b_crit.high
         opened += is_open_above(fit.b_crit) or is_open_below(fit.b_crit)
     count = len(told)
-    factors = [(each.high / each.low) ** 0.5 for each in told if not (is_open_above(each) or is_open_below(each))]
+    closed = [each for each in told if not (is_open_above(each) or is_open_below(each))]
+    factors = [(each.high / each.low) ** 0.5 for each in closed]
     return Row(
         kind,
         noise,
@@ -77,26 +87,49 @@ def measure(kind: str, noise: float, studies: int, seed: int = 0) -> Row:
     )
 
 
+def measure_noise(kind: str, batch: int, seeds: int, between: float, studies: int) -> Row:
+    """Simulate the noise scale of runs at one batch, and count."""
+    chance = np.random.default_rng([batch, seeds, round(100 * between)])
+    told = []
+    for _ in range(studies):
+        runs = [simulated_noise(batch, chance, between=between, seed=seed) for seed in range(seeds)]
+        (found,) = noise_scales(runs)
+        if found.scale is not None:
+            told.append(found.scale)
+    count = max(1, len(told))
+    held = sum(each.low <= TRUE_SCALE <= each.high for each in told)
+    factor = statistics.median((each.high / each.low) ** 0.5 for each in told)
+    bias = statistics.median(each.value for each in told) / TRUE_SCALE
+    return Row(kind, between, studies, held / count, 1 - len(told) / studies, 0.0, factor, bias)
+
+
+def rows(studies: int, only: str) -> Iterator[Row]:
+    """One row per kind of study and noise, as soon as it is there."""
+    for kind in KINDS:
+        if only in kind:
+            yield from (measure(kind, noise, studies) for noise in NOISES)
+    for batch in NOISE_BATCHES:
+        for seeds in (1, 3):
+            kind = f"noise scale at batch {batch:,}, {seeds} seed{'s' if seeds > 1 else ''}"
+            if only in kind:
+                yield from (measure_noise(kind, batch, seeds, between, studies) for between in BETWEEN)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--studies", type=int, default=400, help="per row of the table")
-    options.add_argument("--only", help="kinds whose name contains this")
+    options.add_argument("--only", default="", help="kinds whose name contains this")
     options.add_argument("--json", action="store_true")
     wanted = options.parse_args()
-    kinds = [kind for kind in KINDS if not wanted.only or wanted.only in kind]
-    rows = []
-    if not wanted.json:
-        print("| studies | noise | holds it | refused | one end open | within a factor of | bias |")
-        print("|---|---|---|---|---|---|---|")
-    for kind in kinds:
-        for noise in NOISES:
-            row = measure(kind, noise, wanted.studies)
-            rows.append(row._asdict())
-            if not wanted.json:
-                shares = " | ".join(f"{share:.1%}" for share in (row.held, row.refused, row.open))
-                print(f"| {kind} | {noise:.0%} | {shares} | {row.factor:.2f} | {row.bias:.2f} |", flush=True)
+    found = rows(wanted.studies, wanted.only)
     if wanted.json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([row._asdict() for row in found], indent=2))
+        return
+    print("| studies | noise | holds it | refused | one end open | within a factor of | bias |")
+    print("|---|---|---|---|---|---|---|")
+    for row in found:
+        shares = " | ".join(f"{share:.1%}" for share in (row.held, row.refused, row.open))
+        print(f"| {row.kind} | {row.noise:.0%} | {shares} | {row.factor:.2f} | {row.bias:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

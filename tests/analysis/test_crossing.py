@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.analysis.crossing import crossing
+from manyhands.analysis.crossing import crossing, retargeted
 from manyhands.records.record import Evaluation, RunRecord
 from manyhands.testing.records import record as made
 
@@ -98,3 +98,25 @@ def test_it_is_not_late_on_average() -> None:
         errors.append((found.steps - truth) / 60)
     assert abs(statistics.mean(errors)) < 0.1
     assert statistics.mean(abs(error) < 1 for error in errors) > 0.95
+
+
+def test_a_curve_tells_when_any_other_target_was_reached() -> None:
+    record = learned([0.80, 0.90, 0.96, 0.98], status="target")
+    earlier, later = retargeted(record, 0.85), retargeted(record, 0.99)
+    found = crossing(earlier)
+    assert found is not None
+    assert (found.steps, found.before, found.after) == (pytest.approx(15), 1000, 2000)
+    assert (earlier.target, earlier.target_steps, earlier.target_seconds) == (0.85, 20, 20.0)
+    assert crossing(later) is None
+    assert (later.reached, later.status) == (False, "finished")
+
+
+def test_a_loss_has_other_targets_too() -> None:
+    record = learned([3.0, 2.0, 1.0], target=0.5, higher_is_better=False, target_samples=None)
+    found = crossing(retargeted(record, 1.5))
+    assert found is not None
+    assert found.steps == pytest.approx(25)
+
+
+def test_what_diverged_remains_what_diverged() -> None:
+    assert retargeted(learned([0.9, 0.1], status="diverged"), 0.85).status == "diverged"

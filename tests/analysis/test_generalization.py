@@ -93,3 +93,11 @@ def test_what_was_stopped_at_its_target_says_nothing():
     """A report of steps to the target drew the accuracy at which each run happened to be stopped."""
     assert rows(run(128, 0.971, status="target"), run(4096, 0.970, status="target")) == {}
     assert set(rows(run(128, 0.98), run(4096, 0.970, status="target"))) == {("linear + warm-up", 128)}
+
+
+def test_what_would_have_stopped_at_its_target_says_nothing_either():
+    """Of a study of steps to the target, only the batches that missed it were drawn."""
+    missed = [run(batch, 0.95, stop_at_target=True) for batch in (128, 4096)]
+    lost = run(8192, 0.1, stop_at_target=True, status="diverged")
+    assert rows(*missed, lost) == {}
+    assert len(rows(run(128, 0.95), run(4096, 0.95))) == 2

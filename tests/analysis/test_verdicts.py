@@ -113,12 +113,22 @@ def test_a_loss_of_a_few_steps_is_not_the_largest():
     assert study_verdicts(study(few, less))[0].lost == pytest.approx(0.2)
 
 
+def tuned(lr: float, **fields: object) -> RunRecord:
+    run = record(**fields)
+    return run.model_copy(update={"recipe": {**run.recipe, "lr": lr}, "recipe_line": f"lr {lr}"})
+
+
 def test_the_critical_batch_of_a_study_limits_its_advice():
     batches = [
-        record(batch=batch, steps_to_target=round(100 * (1 + 300 / batch)), epochs=30.0, seed=seed)
+        tuned(
+            lr, batch=batch, steps_to_target=round(100 * slower * (1 + 300 / batch)), epochs=30.0, seed=seed
+        )
         for batch in (16, 32, 64, 128, 256, 512, 1024)
+        for lr, slower in ((0.05, 1.4), (0.1, 1.0), (0.2, 1.3))
         for seed in (0, 1)
     ]
+    untuned = [run for run in batches if run.recipe["lr"] == 0.1]
+    assert critical_batch(untuned, "mnist-mlp") is None
     fit = critical_batch(batches, "mnist-mlp")
     assert fit is not None
     assert fit.value == pytest.approx(300, rel=0.1)

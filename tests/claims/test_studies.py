@@ -19,7 +19,7 @@ def test_a_claim_is_settled_by_the_study_of_its_name(name: str) -> None:
     assert study.claim == name
     assert study.cells
     told = (ROOT / "docs/claims.md").read_text()
-    assert f"`manyhands study {name}" in told
+    assert f"`manyhands claims run {name}`" in told
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)

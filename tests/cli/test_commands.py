@@ -17,7 +17,7 @@ from conftest import Answer
 from manyhands.strategies import STRATEGIES
 from manyhands.tasks import TASKS
 
-VERBS = ("train", "verify", "study", "report", "list", "show", "doctor")
+VERBS = ("train", "verify", "study", "claims", "report", "list", "show", "doctor")
 
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)])

@@ -146,9 +146,7 @@ def test_show_tells_the_pace_and_the_noise(typed: Callable[..., Answer]) -> None
     pace = next(line for line in lines if line.startswith("step "))
     assert re.fullmatch(r"step       .* on average \(.* 8 of 10 steps\), without the first steps", pace)
     noise = next(line for line in lines if line.startswith("noise "))
-    assert re.fullmatch(
-        r"noise      scale [\d,]+: much larger batches gain little \(.*, 23 steps\)", noise
-    )
+    assert re.fullmatch(r"noise      scale [\d,]+: much larger batches gain little \(.*, 23 steps\)", noise)
 
 
 @pytest.mark.parametrize(

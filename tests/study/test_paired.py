@@ -17,7 +17,13 @@ from manyhands.runs.defaults import fill_in
 from manyhands.study import study_file
 from manyhands.study.attempt import in_own_process
 from manyhands.study.execute import execute
-from manyhands.study.paired_cells import learning_cells, missing_baselines, own_learning_cells, speed_cell
+from manyhands.study.paired_cells import (
+    advantages,
+    learning_cells,
+    missing_baselines,
+    own_learning_cells,
+    speed_cell,
+)
 from manyhands.study.view import NoView
 from manyhands.study.warm_run import EndedError, WarmRun
 
@@ -279,3 +285,39 @@ def test_an_interrupted_measurement_continues(tmp_path: Path) -> None:
     assert {block.session for block in results.blocks} == {1, 2}
     assert len([record for record in results.records if record.paired]) == 4
     assert len(_children(os.getpid())) <= before + 1  # the fork server
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_leaves_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the memory is too small to keep all runs alive: the reason says so."""
+    left = iter([8e9, 8e9, 7e9, 6e9, 1e9])
+    monkeypatch.setattr("manyhands.core.environment.available_memory", lambda: next(left))
+    study = read(tmp_path, STUDY.replace("target = 0.8\n", ""))
+    results = execute(study, tmp_path / "out", NoView())
+    (failed,) = results.failed
+    assert failed.cell.spec.strategy == "hogwild"
+    assert failed.reason.startswith("1 GB of memory are free, too little to keep one more run alive")
+    check_pairs(results, sessions={1})
+
+
+def test_what_is_learned_faster_has_an_advantage() -> None:
+    ways = [spec(strategy=name, workers=2, target=0.9) for name in ("allreduce", "hogwild", "server")]
+    cells = [speed_cell(way) for way in ways]
+    shared, fast, slow = learning_cells(ways)
+
+    def arrived(cell: Cell, samples: int | None) -> RunRecord:
+        fields = {
+            "cell": cell.key,
+            "spec": cell.spec,
+            "target_samples": samples,
+            "target_steps": 1,
+            "curve": [],
+        }
+        return RunRecord.model_construct(**fields, target_seconds=1.0, split_matters=False)
+
+    records = [arrived(shared, 1000), arrived(fast, 500), arrived(slow, None)]
+    found = advantages(cells, ways, records)
+    assert found.get(cells[0].key, 0.0) == 0.0  # the same steps as one worker
+    assert found[cells[1].key] > 0.69  # log 2, and what one seed leaves open
+    assert found[cells[2].key] < -50
+    assert advantages(cells, ways, []) == {}

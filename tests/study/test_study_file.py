@@ -154,7 +154,10 @@ BAD = {
     ),
     "keep_models": ("keep_models = 1\n" + GRID, "s.toml, line 1: keep_models must be true or false, got 1"),
     "no jobs": ("jobs = 0\n" + GRID, "s.toml, line 1: jobs must be a whole number from 1 on, got 0"),
-    "jobs that are no number": ("jobs = true\n" + GRID, "s.toml, line 1: jobs must be a whole number from 1 on, got True"),
+    "jobs that are no number": (
+        "jobs = true\n" + GRID,
+        "s.toml, line 1: jobs must be a whole number from 1 on, got True",
+    ),
     "nothing can work": (
         GRID + "\n[[grid]]\ntask = 'quadratic'\nstrategy = 'single'\nworkers = [2, 4]",
         "s.toml, line 4: no cell of this grid can work: strategy single has one worker, but workers is 2",

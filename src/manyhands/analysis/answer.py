@@ -56,7 +56,8 @@ def _lines(field: Field) -> list[str]:
     if not field.candidates:
         lines = [_no_candidates(field), answer_notes.diverged(field), _batches(field)]
     else:
-        missed = [] if field.reached or not field.tries else [_not_reached(field)]
+        tried = any(not each.diverged for each in field.tries)
+        missed = [_not_reached(field)] if tried and not field.reached else []
         lines = [
             *missed,
             _main(field, bool(missed)),
@@ -92,7 +93,8 @@ def _no_candidates(field: Field) -> str:
 def _not_reached(field: Field) -> str:
     """Say that no cell reached the target, and how close the best one came."""
     goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)
-    ended = [each for each in field.records if each.best_metric is not None and groups.attempted(each)]
+    tried = [each for each in field.records if groups.attempted(each) and each.status != "diverged"]
+    ended = [each for each in tried if each.best_metric is not None]
     some = sum(each.reached for each in field.tries)
     if some:
         return f"for {field.task} no cell reached {goal} in most of its runs ({some} did)."
@@ -208,7 +210,7 @@ def _through(line: FineLine, cell: ToTarget | Point) -> bool:
 
 def _batches(field: Field) -> str:
     """Up to which batch larger batches save steps, if the learning rate was tuned at each of them."""
-    tuned = [fit for fit in regimes(field.records) if "lr tuned" in fit.label]
+    tuned = [fit for fit in regimes(field.records) if fit.tuned]
     fit = next((fit for fit in tuned if fit.perfect_until is not None), None)
     if fit is None or fit.perfect_until is None:
         return ""

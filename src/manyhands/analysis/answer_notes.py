@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from manyhands.analysis.answer_field import Field
-from manyhands.analysis.scaling import Point
+from manyhands.analysis.comparisons import implausible_cells
 from manyhands.analysis.target import ToTarget
 from manyhands.core import formatting
 from manyhands.core.statistics import Summary
@@ -34,20 +34,12 @@ def late(field: Field) -> str:
 
 
 def implausible(field: Field) -> str:
-    """The speed-ups of which not even the lower end is possible: the baseline must have been slow."""
-    beyond = [each for each in field.points if each.speed_up and each.speed_up.low > _limit(each)]
-    if not beyond:
+    """The largest of the speed-ups of which not even the lower end is possible."""
+    found = implausible_cells(field.results, field.task)
+    if not found:
         return ""
-    worst = max(beyond, key=lambda each: each.speed_up.median if each.speed_up else 0.0)
-    assert worst.speed_up is not None
-    cores = formatting.plural(_limit(worst), "core")
-    text = f"{worst.variant}, {worst.workers_text}: {between(worst.speed_up)} on {cores} is implausible"
-    return f"{text}; the baseline was probably slow: measure again on an idle machine."
-
-
-def _limit(point: Point) -> int:
-    """The speed-up that the cores of one host allow; several hosts are left to core/plausible.py."""
-    return min(point.workers * point.threads, point.cores) if point.cores else point.workers * point.threads
+    worst = max(found, key=lambda each: each.speed_up.median)
+    return f"{worst.point.variant}, {worst.point.workers_text}: {worst.text}"
 
 
 def measured(field: Field) -> str:

@@ -12,6 +12,7 @@ from manyhands.analysis.target import ToTarget, to_target
 from manyhands.core.registry.strategies import DATA_PARALLEL, ONE_WORKER, having
 from manyhands.core.statistics import Summary
 from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Block
 
 
 class Asynchrony(NamedTuple):
@@ -32,19 +33,19 @@ class Asynchrony(NamedTuple):
     of: int = 0
 
 
-def asynchronous(records: Iterable[RunRecord]) -> list[Asynchrony]:
+def asynchronous(records: Iterable[RunRecord], blocks: Sequence[Block] = ()) -> list[Asynchrony]:
     """Return all asynchronous cells, and the synchronous cells that they are compared with."""
     everything = list(records)
     found = []
     for task in groups.tasks(everything):
         mine = groups.of_task(everything, task)
         if any(record.spec.traits.asynchronous for record in mine):
-            found += _of_task(task, mine)
+            found += _of_task(task, mine, blocks)
     return found
 
 
-def _of_task(task: str, mine: Sequence[RunRecord]) -> list[Asynchrony]:
-    arrivals = {_key(each): each for each in to_target(mine)}
+def _of_task(task: str, mine: Sequence[RunRecord], blocks: Sequence[Block]) -> list[Asynchrony]:
+    arrivals = {_key(each): each for each in to_target(mine, None, blocks)}
     shown = (*having("asynchronous"), DATA_PARALLEL)
     cells = groups.cells(record for record in mine if record.spec.strategy in shown)
     return [_row(task, key, group, arrivals) for key, group in cells.items()]

@@ -79,7 +79,7 @@ def comparison(blocks: Sequence[Block]) -> Faster:
 
     def faster(one: Candidate, other: Candidate) -> Summary:
         mine, theirs = one.cell, other.cell
-        paired = pairs.compare(blocks, mine.cell, theirs.cell) if mine.cell and theirs.cell else None
+        paired = pairs.compare_cells(blocks, mine.cell, theirs.cell) if mine.cell and theirs.cell else None
         if paired is None:
             return ratio(other.pace, one.pace)
         if not isinstance(mine, ToTarget) or not isinstance(theirs, ToTarget) or mine.runs == theirs.runs:

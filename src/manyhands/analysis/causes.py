@@ -13,7 +13,7 @@ from manyhands.records.record import RunRecord
 EFFICIENT = 0.85  # share of the step spent computing that good systems reach (Goyal et al.: 90 %, 256 GPUs)
 COMMUNICATION = 1 - EFFICIENT  # share of the step; with less, the step is efficient already
 WAITING = 0.10  # share of the step; steps of equal ranks vary by a few percent, so some waiting is normal
-SLOWEST = 0.05  # a rank this much slower than the others is the slowest, and not just by chance
+EXPLAINS = 0.5  # share of the waiting: a rank that computes this much longer than the others is its cause
 DATA = 0.10  # share of the step; data that is prefetched costs two or three percent
 OPTIMIZER = 0.15  # share of the step; a small batch has 0.1; with more, the batch is too small for the model
 OVERHEAD = 0.15  # share of the step; the trainer itself takes a few percent of any step worth parallelizing
@@ -105,18 +105,17 @@ def stragglers(facts: Facts) -> Verdict | None:
     share = facts.share("wait")
     if not facts.timed or facts.record.spec.traits.staged or facts.crowded or share < WAITING:
         return None
-    rank, behind = slowest(facts.record)
+    rank, behind, longer = slowest(facts.record)
+    alone = min(longer / facts.step.step_seconds, 1.0)  # the share of the step that only this rank computes
     text = f"{formatting.percent(share)} of the step is waiting"
     if facts.record.spec.servers:
         text += f" for {formatting.plural(facts.record.spec.servers, 'server')} to answer; {_servers(facts)}."
-    elif behind >= SLOWEST:
-        text += (
-            f" for rank {rank}{_where(facts.record, rank)}, which computes "
-            f"{formatting.percent(behind)} longer"
-        )
-        text += f" than the others; as fast as they are it would make the step {gain(share)} faster."
+    elif alone >= EXPLAINS * share:
+        text += f" for rank {rank}{_where(facts.record, rank)}, which computes {formatting.percent(behind)}"
+        text += f" longer than the others; as fast as they are it would make the step {gain(alone)} faster."
+        share = alone
     else:
-        text += f" for each other, though no rank is slower than the rest{_varying(facts.record)}:"
+        text += f" for each other, and no rank is slow enough to explain it{_varying(facts.record)}:"
         free = having("serves")[0]
         text += f" look for what else runs on the machine; with `{free}` no worker waits for another."
     return Verdict("stragglers", text, share)
@@ -130,17 +129,17 @@ def _servers(facts: Facts) -> str:
     )
 
 
-def slowest(record: RunRecord) -> tuple[int, float]:
-    """The rank with the longest data and compute time, and by how much it exceeds the mean of the others."""
+def slowest(record: RunRecord) -> tuple[int, float, float]:
+    """The rank that takes longest for data and compute; how much longer, as a share and in seconds."""
     seconds = {
         rank: compute(phases) + phases.get("data", 0.0) for rank, phases in rank_phases(record).items()
     }
     if len(seconds) < 2:
-        return next(iter(seconds), 0), 0.0
+        return next(iter(seconds), 0), 0.0, 0.0
     rank = max(seconds, key=lambda each: seconds[each])
     others = [value for each, value in seconds.items() if each != rank]
     mean = sum(others) / len(others)
-    return rank, seconds[rank] / mean - 1 if mean > 0 else 0.0
+    return rank, seconds[rank] / mean - 1 if mean > 0 else 0.0, seconds[rank] - mean
 
 
 def _where(record: RunRecord, rank: int) -> str:

@@ -29,12 +29,13 @@ class Generalization(NamedTuple):
 def generalization(records: Iterable[RunRecord]) -> list[Generalization]:
     """Return one row per task, recipe and batch, from synchronous runs that trained to their end.
 
-    Runs of less than one epoch do not count, nor do runs that stopped at the target: their final metric is
-    unknown.
+    Runs of less than one epoch do not count, nor do runs that were to stop at the target. The final metric of
+    those that reached it is unknown, and only the bad ones among them would be left.
     """
     families: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        ended = record.status != "target" and groups.attempted(record)
+        stopped = record.status == "target" or record.spec.stop_at_target
+        ended = not stopped and groups.attempted(record)
         if record.spec.traits.exact and ended:
             family = groups.task_name(record), groups.recipe_variant(record)
             families.setdefault(family, []).append(record)

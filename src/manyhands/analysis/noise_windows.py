@@ -23,6 +23,7 @@ from typing import NamedTuple
 from manyhands.records.record import RunRecord
 
 FEWEST = 3  # evaluations in a window
+STEPS = 10  # in a window: the ratio of fewer has a distribution with heavy tails
 CLEAR = 2.0  # standard errors by which |G|^2 must exceed 0 in a window
 MEDIAN = 0.954  # the median distance of two normal values, in their standard deviation
 
@@ -79,7 +80,7 @@ def run_scale(values: Sequence[Measured]) -> RunScale | None:
 
 def windows(values: Sequence[Measured]) -> list[Window]:
     """Cut a run into windows; a rest that cannot stand alone belongs to the last of them."""
-    noise = _noise(values)
+    noise = _Noise(values)
     groups: list[list[Measured]] = []
     current: list[Measured] = []
     for each in values:
@@ -95,32 +96,44 @@ def windows(values: Sequence[Measured]) -> list[Window]:
     return [window for window in found if window is not None]
 
 
-class _Noise(NamedTuple):
-    """The standard deviations of one evaluation's estimates, in units of tr(S): both grow with it."""
+class _Noise:
+    """How far neighboring evaluations lie apart, in units of tr(S), with which their noise grows.
 
-    gradient: float
-    spread: float
+    Between neighbors the truth hardly changes; the median leaves out the start, where it does.
+    """
 
+    def __init__(self, values: Sequence[Measured]) -> None:
+        around = [(one, other, (one.spread + other.spread) / 2) for one, other in pairwise(values)]
+        self._apart = [
+            ((other.gradient - one.gradient) / level, (other.spread - one.spread) / level)
+            for one, other, level in around
+            if level > 0
+        ]
 
-def _noise(values: Sequence[Measured]) -> _Noise:
-    """From the distances of neighbors, between which the truth hardly changes; robust against the start."""
-    around = [(one, other, (one.spread + other.spread) / 2) for one, other in pairwise(values)]
-    gradients = [abs(one.gradient - other.gradient) / level for one, other, level in around if level > 0]
-    spreads = [abs(one.spread - other.spread) / level for one, other, level in around if level > 0]
-    return _Noise(*(statistics.median(each) / MEDIAN if each else 0.0 for each in (gradients, spreads)))
+    @property
+    def of_gradient(self) -> float:
+        """The standard deviation of one estimate of |G|^2."""
+        return self._typical([abs(gradient) for gradient, _ in self._apart])
+
+    def of_ratio(self, ratio: float) -> float:
+        """The relative standard deviation of one ratio: its two estimates err in opposite directions."""
+        return self._typical([abs(spread - ratio * gradient) for gradient, spread in self._apart])
+
+    @staticmethod
+    def _typical(distances: Sequence[float]) -> float:
+        return statistics.median(distances) / MEDIAN if distances else 0.0
 
 
 def _window(group: Sequence[Measured], noise: _Noise) -> Window | None:
     """The window of these evaluations; None if they are too few, or too noisy."""
-    if len(group) < FEWEST:
-        return None
     steps = sum(each.steps for each in group)
+    if len(group) < FEWEST or steps < STEPS:
+        return None
     gradient = math.fsum(each.steps * each.gradient for each in group) / steps
     spread = math.fsum(each.steps * each.spread for each in group) / steps
     root = math.sqrt(len(group))
-    if spread <= 0 or gradient <= 0 or gradient < CLEAR * noise.gradient * spread / root:
+    if spread <= 0 or gradient <= 0 or gradient < CLEAR * noise.of_gradient * spread / root:
         return None
-    # the two estimates err in opposite directions, so their relative errors add up
-    error = (noise.gradient * spread / gradient + noise.spread) / root
+    ratio = spread / gradient
     middle = (group[0].samples + group[-1].samples) // 2
-    return Window(middle, steps, spread / gradient, error)
+    return Window(middle, steps, ratio, noise.of_ratio(ratio) / root)

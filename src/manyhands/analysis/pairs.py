@@ -28,12 +28,13 @@ from manyhands.core.statistics import (
     around,
     moderated,
 )
-from manyhands.records.study_results import Block
+from manyhands.records.record import RunRecord
+from manyhands.records.study_results import Block, Results
 
 LOOKS = (3, 5, 8, 12, 17, 23)  # rounds after which cells may be eliminated
 SPENT = (0.004, 0.006, 0.007, 0.007, 0.007, 0.007)  # the error of each look; 0.012 is left for the end
 ERROR = 1 - CONFIDENCE
-NEAR = 4  # baseline blocks per value: one that something else slowed down does not spoil it
+NEAR = 4  # baseline blocks per value, if there are: one that something else slowed down does not spoil it
 # The variance of one value, as far as is known before anything is measured: blocks vary by 3 to 4 %.
 USUAL_PAIR = 0.04**2
 ALIKE = 6  # degrees of freedom that the noise of all cells together is worth to the noise of one of them
@@ -84,34 +85,43 @@ class Lane(NamedTuple):
         return [mine[at] - theirs[at] for at in mine if at in theirs]
 
     def usual(self, one: str, other: str) -> float:
-        """The variance of such a difference, over all cells of the lane."""
+        """The variance that the other cells let expect of such a difference."""
+        return self._variance(one, other, frozenset({one, other}) - {self.baseline})
+
+    def typical(self, one: str, other: str) -> float:
+        """The variance of such differences, over all cells."""
+        return self._variance(one, other, frozenset())
+
+    def _variance(self, one: str, other: str, without: frozenset[str]) -> float:
         if self.baseline in (one, other):
-            prior, lists = USUAL_PAIR, [list(values.values()) for values in self.values.values()]
+            prior, ways = USUAL_PAIR, [(cell, self.baseline) for cell in self.values]
         else:
-            pairs = itertools.combinations(self.values, 2)
-            prior, lists = 2 * USUAL_PAIR, [self.difference(*pair) for pair in pairs]
+            prior, ways = 2 * USUAL_PAIR, list(itertools.combinations(self.values, 2))
+        lists = [
+            self.difference(*way) for way in ways if not without or not without >= {*way} - {self.baseline}
+        ]
         changes = [abs(later - each) for found in lists for each, later in itertools.pairwise(found)]
         if not changes:
             return prior
-        # the median change of a normal variable from one value to the next is 0.954 standard deviations
-        seen, known = (statistics.median(changes) / 0.954) ** 2, self._freedom
+        # the median change of a normal variable from one value to the next is 0.954 standard deviations, and
+        # a median is worth about half of the degrees of freedom of its values
+        seen = (statistics.median(changes) / 0.954) ** 2
+        known = sum(len(found) - 1 for cell, found in self.values.items() if cell not in without) / 2
         return (USUAL_FREEDOM * prior + known * seen) / (USUAL_FREEDOM + known)
-
-    @property
-    def _freedom(self) -> float:
-        """A median is worth about half of the degrees of freedom of its values."""
-        return sum(len(values) - 1 for values in self.values.values()) / 2
 
 
 def lanes(blocks: Sequence[Block]) -> list[Lane]:
     """The values of all paired cells. A block without a baseline block on both sides has none."""
     found: dict[str, dict[str, dict[Round, float]]] = {}
-    for row in _rows(blocks):
+    for earlier, row in itertools.pairwise([[], *_rows(blocks)]):
         base = [block for block in row if block.position % 2 == 0]
-        sides = {block.position for block in base}
+        lead_in = [block for block in earlier[-1:] if base and _next_round(block, base[0])]
         for block in row:
-            if {block.position - 1, block.position + 1} <= sides:
-                near = sorted(base, key=lambda each: abs(each.position - block.position))[:NEAR]
+            before = lead_in + [each for each in base if each.position < block.position]
+            after = [each for each in base if each.position > block.position]
+            sides = min(NEAR // 2, len(before), len(after))  # as many on both: then a steady drift cancels
+            if block.position % 2 and sides:
+                near = before[-sides:] + after[:sides]
                 level = statistics.median(math.log(each.samples_per_second) for each in near)
                 values = found.setdefault(base[0].cell, {}).setdefault(block.cell, {})
                 values[block.session, block.round] = math.log(block.samples_per_second) - level
@@ -126,20 +136,25 @@ def lane_of(blocks: Sequence[Block], *cells: str) -> Lane | None:
     return None
 
 
-def compare(blocks: Sequence[Block], one: str, other: str) -> Compared | None:
-    """How many times as fast cell `one` is as cell `other`; None if they have no common rounds."""
+def compare(results: Results, one: RunRecord, other: RunRecord) -> Compared | None:
+    """How many times as fast `one` is as `other`; None if they have no common rounds."""
+    return compare_cells(results.blocks, one.cell, other.cell) if one.cell and other.cell else None
+
+
+def compare_cells(blocks: Sequence[Block], one: str, other: str) -> Compared | None:
+    """The same for the keys of two cells."""
     lane = lane_of(blocks, one, other)
     return compared(lane, one, other) if lane else None
 
 
 def compared(lane: Lane, one: str, other: str) -> Compared | None:
-    """The same for the keys of two cells of a lane."""
+    """The same for two cells of a lane."""
     if one == other:
         return Compared(Summary(1.0, 1.0, 1.0, lane.rounds), lane.rounds, 0.0, apart=False)
     logs, usual = lane.difference(one, other), lane.usual(one, other)
     if not logs:
         return None
-    values = _clipped(logs, usual)
+    values = _clipped(logs, lane.typical(one, other))
     center, plain = _mean(values), moderated(values, usual, ALIKE)
     strict = moderated(values, usual, ALIKE, level(len(logs), lane.rounds))
     apart = abs(center) > strict
@@ -159,8 +174,13 @@ def level(rounds: int, most: int) -> float:
     return next((error for look, error in spent if look >= rounds), SPENT[-1])
 
 
-def speed(blocks: Sequence[Block], cell: str) -> Summary | None:
-    """Samples per second of a paired cell.
+def speed(results: Results, record: RunRecord) -> Summary | None:
+    """Samples per second of a paired cell; None if it has no blocks."""
+    return cell_speed(results.blocks, record.cell) if record.cell else None
+
+
+def cell_speed(blocks: Sequence[Block], cell: str) -> Summary | None:
+    """The same for the key of a cell.
 
     The rounds follow each other within minutes, in which the machine may be slow or fast as a whole. So many
     rounds make a ratio more certain, but not a speed: its interval holds what another visit to the machine is
@@ -210,7 +230,7 @@ def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, f
         if one == other:
             return 0.0, 0.0
         usual = lane.usual(one, other)
-        values = _clipped(lane.difference(one, other), usual)
+        values = _clipped(lane.difference(one, other), lane.typical(one, other))
         lead = _mean(values) + advantage.get(one, 0.0) - advantage.get(other, 0.0)
         return lead, moderated(values, usual, ALIKE, error)
 
@@ -253,9 +273,14 @@ def _rows(blocks: Sequence[Block]) -> list[list[Block]]:
     return found
 
 
-def _clipped(logs: Sequence[float], usual: float) -> list[float]:
+def _next_round(end: Block, start: Block) -> bool:
+    """Whether a round of the same lane begins where the round before ended."""
+    return (end.cell, end.session, end.round + 1) == (start.cell, start.session, start.round)
+
+
+def _clipped(logs: Sequence[float], typical: float) -> list[float]:
     """The values with the far ones drawn nearer, and spread by as much as this hides of their variance."""
-    middle, limit = statistics.median(logs), CLIP * math.sqrt(usual)
+    middle, limit = statistics.median(logs), CLIP * math.sqrt(typical)
     near = [min(max(each, middle - limit), middle + limit) for each in logs]
     center, inside = _mean(near), sum(abs(each - middle) <= limit for each in logs)
     return [center + (each - center) * len(logs) / max(1, inside) for each in near]

@@ -137,7 +137,7 @@ def measured_in(group: Sequence[RunRecord], blocks: Sequence[Block]) -> str | No
 
 def throughput(group: Sequence[RunRecord], blocks: Sequence[Block] = ()) -> tuple[Summary, str]:
     """Samples per second of a cell, and how they were measured: `6 paired rounds`, `3 runs`."""
-    found = pairs.speed(blocks, cell) if (cell := measured_in(group, blocks)) else None
+    found = pairs.cell_speed(blocks, cell) if (cell := measured_in(group, blocks)) else None
     if found is not None:
         return found, formatting.plural(found.n, "paired round")
     return measured([record.throughput for record in group]), formatting.plural(len(group), "run")
@@ -219,5 +219,5 @@ def _over(
         return None
     if key == (baseline.variant, 1, baseline.threads, baseline.batch):
         return Summary(1.0, 1.0, 1.0, rate.n)  # a cell compared with itself: the noise cancels
-    found = pairs.compare(blocks, cell, baseline.cell) if cell and baseline.cell else None
+    found = pairs.compare_cells(blocks, cell, baseline.cell) if cell and baseline.cell else None
     return found.ratio if found else ratio(rate, baseline.throughput)

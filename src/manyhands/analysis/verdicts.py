@@ -137,8 +137,9 @@ def _largest(results: Results) -> list[Verdict]:
 
 
 def critical_batch(records: Sequence[RunRecord], task: str) -> Estimate | None:
-    """The critical batch of a task, where the records determine it."""
-    found = [fit.b_crit for fit in regimes(groups.of_task(records, task)) if fit.b_crit is not None]
+    """The critical batch of a task, where learning rates were tuned for it and the records determine it."""
+    fits = regimes(groups.of_task(records, task))
+    found = [fit.b_crit for fit in fits if fit.tuned and fit.b_crit is not None]
     return found[0] if len(found) == 1 else None
 
 

@@ -1,12 +1,16 @@
-"""Published claims, each tested by a study of the same name: `manyhands study large-batch`."""
+"""Published claims, each tested by a study of the same name: `manyhands claims run large-batch`."""
 
 from __future__ import annotations
 
+from manyhands.claims.asynchrony import ASYNCHRONY
 from manyhands.claims.averaging import AVERAGING
-from manyhands.claims.base import Claim, Finding, Settled
-from manyhands.claims.batches import CRITICAL_BATCH, LARGE_BATCH, NOISE_SCALE
+from manyhands.claims.base import Claim, Finding, Part, Settled
+from manyhands.claims.critical_batch import CRITICAL_BATCH
+from manyhands.claims.large_batch import LARGE_BATCH
+from manyhands.claims.noise_scale import NOISE_SCALE
 from manyhands.claims.offload import OFFLOAD
-from manyhands.claims.workers import ASYNCHRONY, DATA_OR_MODEL, MORE_WORKERS
+from manyhands.claims.plots import Dot, Line, Plot
+from manyhands.claims.workers import DATA_OR_MODEL, MORE_WORKERS
 from manyhands.records.study_results import Results
 
 CLAIMS: dict[str, Claim] = {
@@ -30,4 +34,4 @@ def settle(results: Results) -> Settled | None:
     return Settled(claim, claim.judge(results)) if claim is not None else None
 
 
-__all__ = ["CLAIMS", "Claim", "Finding", "Settled", "settle"]
+__all__ = ["CLAIMS", "Claim", "Dot", "Finding", "Line", "Part", "Plot", "Settled", "settle"]

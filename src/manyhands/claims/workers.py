@@ -1,44 +1,82 @@
-"""Claims about workers: data or model parallelism, more workers, asynchronous workers."""
+"""Claims about workers: data or model parallelism, and more workers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from manyhands.analysis import groups
-from manyhands.analysis.asynchrony import Asynchrony, asynchronous
-from manyhands.analysis.fine_line import FineLine, fine_lines
-from manyhands.analysis.scaling import Point, curves, points
-from manyhands.claims.base import Claim, Finding, Row, together, unsettled
+from manyhands.analysis.pairs import Compared
+from manyhands.analysis.scaling import Curve, Point, curves, points
+from manyhands.claims import published
+from manyhands.claims.base import Claim, Finding, Part, Row, together, unsettled
+from manyhands.claims.plots import Dot, Line, Plot
+from manyhands.claims.rounds import compare
+from manyhands.core import formatting
 from manyhands.core.registry.strategies import DATA_PARALLEL
+from manyhands.core.statistics import Estimate, Summary, ratio
+from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
+
+ROUNDS = 5  # in which both sides were measured next to each other
+MANY = 8  # workers without oversubscription: fewer do not show that more are always better
 
 
 def _data_or_model(results: Results) -> Finding:
-    parts: list[tuple[bool, str]] = []
+    parts: list[Part] = []
     table: list[Row] = []
+    plots: list[Plot] = []
     for task in groups.tasks(results.records):
-        found = [point for point in points(results.records, task) if point.workers > 1]
-        for workers, batch in sorted({(point.workers, point.batch) for point in found}):
-            here = [point for point in found if (point.workers, point.batch) == (workers, batch)]
-            data = [point for point in here if point.variant.split()[0] == DATA_PARALLEL]
-            model = [point for point in here if groups.traits_of(point.variant).staged]
+        mine = [record for record in groups.of_task(results.records, task) if groups.measured(record)]
+        several = [record for record in mine if record.spec.workers > 1]
+        for workers, batch in sorted({(r.spec.workers, groups.batch(r)) for r in several}):
+            here = [r for r in several if (r.spec.workers, groups.batch(r)) == (workers, batch)]
+            data = [record for record in here if groups.variant(record).split()[0] == DATA_PARALLEL]
+            model = [record for record in here if record.spec.traits.staged]
             if not data or not model:
                 continue
-            table += [_speed_row(task, point) for point in here]
-            best = max(model, key=_median)
-            ratio = _median(data[0]) / _median(best)
-            parts.append(
-                (
-                    ratio > 1,
-                    f"{task}: {data[0].variant} on {workers} workers runs {ratio:.2f}x as fast as "
-                    f"{best.variant}, the fastest model-parallel strategy",
-                )
-            )
+            found = [point for point in points(mine, task) if point.batch == batch]
+            best = max(model, key=lambda record: _speed(found, record))
+            parts.append(_faster(results, task, data[0], best))
+            table += [_speed_row(task, point) for point in found]
+            plots.append(_speed_plot(f"{task}, batch {batch:,}", found))
     if not parts:
         return unsettled("this needs timed runs of allreduce and of layers or pipeline at the same batch")
-    return together(parts, table)
+    return together(parts, table, plots=plots)
 
 
-def _median(point: Point) -> float:
-    return point.throughput.median
+def _speed(found: Sequence[Point], record: RunRecord) -> float:
+    key = groups.key(record)
+    same = [point for point in found if (point.variant, point.workers, point.threads) == key[:3]]
+    return same[0].throughput.median if same else 0.0
+
+
+def _faster(results: Results, task: str, data: RunRecord, model: RunRecord) -> Part:
+    name = f"{task}: data over model parallelism"
+    who = f"{groups.variant(data)} on {formatting.plural(data.spec.workers, 'worker')}"
+    seen = compare(results, data, model)
+    if seen is None:
+        text = f"{task}: {who} was not measured next to {groups.variant(model)}"
+        unknown = Estimate(math.nan, -math.inf, math.inf)
+        return Part(name, unknown, 1.0, True, text, doubt="they share no rounds", unit="x")
+    found = Estimate(seen.ratio.median, seen.ratio.low, seen.ratio.high)
+    text = (
+        f"{task}: {who} runs {found.value:.2f}x ({found.low:.2f}x to {found.high:.2f}x) as fast as "
+        f"{groups.variant(model)}, the fastest model-parallel strategy "
+        f"({formatting.plural(seen.rounds, 'round')})"
+    )
+    few = f"{formatting.plural(seen.rounds, 'paired round')} of the {ROUNDS} that are needed"
+    weak = few if seen.rounds < ROUNDS else ""
+    return Part(name, found, 1.0, True, text, weak, settles=_more_rounds(found, seen), unit="x")
+
+
+def _more_rounds(found: Estimate, seen: Compared) -> str:
+    """How many rounds would make the interval narrow enough."""
+    distance = abs(math.log(found.value))
+    reach = math.log(found.high / found.low) / 2 if found.low > 0 else math.inf
+    many = seen.rounds * (reach / distance) ** 2 if distance else math.inf
+    needed = max(ROUNDS, math.ceil(many)) if many < 100 else 0
+    return f"about {needed} rounds would settle it" if needed else "more than 100 rounds would be needed"
 
 
 def _speed_row(task: str, point: Point) -> Row:
@@ -46,70 +84,111 @@ def _speed_row(task: str, point: Point) -> Row:
         "task": task,
         "strategy": point.variant,
         "workers": point.workers,
+        "threads": point.threads,
         "batch": point.batch,
-        "samples/s": round(_median(point)),
+        "samples/s": round(point.throughput.median),
         "against one thread": f"{point.speed_up.median:.2f}x" if point.speed_up else "-",
         "against all threads": f"{point.against_threads.median:.2f}x" if point.against_threads else "-",
     }
 
 
+def _speed_plot(title: str, found: Sequence[Point]) -> Plot:
+    dots = [
+        Dot(_who(point), point.throughput.median, point.throughput.low, point.throughput.high)
+        for point in found
+    ]
+    return Plot(title, "", "samples/s", [Line("here", dots)], joined=False)
+
+
+def _who(point: Point) -> str:
+    return f"{point.variant}, {point.workers_text}"
+
+
 def _more_workers(results: Results) -> Finding:
     scaling = curves(results.records, results.price)
-    lines = fine_lines(scaling)
-    if not lines:
+    if not scaling:
         return unsettled("this needs timed runs of a strategy at two worker counts or more")
     table: list[Row] = [
         {
             **_speed_row(curve.task, point),
             "worker-seconds per million samples": round(point.worker_seconds),
+            "more threads than cores": "yes" if point.crowded else "no",
         }
         for curve in scaling
         for point in curve.points
     ]
-    slower = [line for line in lines if line.slower_from is not None]
-    shown = slower or lines
-    return Finding(bool(slower), [_sentence(line) for line in shown], table)
-
-
-def _sentence(line: FineLine) -> str:
-    """`mnist-mlp, allreduce, batch 256: more workers do not pay: ...`."""
-    sentence = line.sentence.rstrip(".")
-    return f"{line.task}, {line.variant}, {line.batch}: {sentence[0].lower()}{sentence[1:]}"
-
-
-def _asynchrony(results: Results) -> Finding:
-    rows = [row for row in asynchronous(results.records) if row.workers > 1]
-    table: list[Row] = [_stale_row(row) for row in rows]
-    free = [row for row in rows if groups.traits_of(row.variant).asynchronous]
-    settled = [row for row in free if row.samples_ratio is not None or row.samples is None]
-    if not settled:
-        return unsettled(
-            "this needs server or hogwild as well as allreduce, with a target that some of them reach"
+    fair = [curve for curve in scaling if len(_fair(curve)) > 1]
+    plots = [*(_scaling_plot(curve) for curve in scaling), _published()]
+    if not fair:
+        return unsettled("this needs two worker counts that the cores suffice for")._replace(
+            table=table, plots=plots
         )
-    parts: list[tuple[bool, str]] = []
-    for row in settled:
-        who = f"{row.task}: {row.variant} on {row.workers} workers"
-        if row.samples is None:
-            parts.append((True, f"{who} never reached the target"))
-            continue
-        assert row.samples_ratio is not None
-        ratio = f"{row.samples_ratio:.2f}x the samples of allreduce"
-        more = f"needs {ratio} at a staleness of {row.staleness:.2g}"
-        time = f" and {row.seconds_ratio:.2f}x its time" if row.seconds_ratio is not None else ""
-        parts.append((row.samples_ratio >= 1.0, f"{who} {more}{time}"))
-    return together(parts, table)
+    worst = min(fair, key=lambda curve: _last(curve).median)
+    return together([_slower(worst, scaling)], table, plots=plots)
 
 
-def _stale_row(row: Asynchrony) -> Row:
-    return {
-        "task": row.task,
-        "strategy": row.variant,
-        "workers": row.workers,
-        "batch": row.batch,
-        "staleness": round(row.staleness, 2),
-        "samples to the target": round(row.samples.median) if row.samples else "not reached",
-        "seconds to the target": round(row.seconds.median, 1) if row.seconds else "-",
-    }
+def _fair(curve: Curve) -> list[Point]:
+    """The points with a core for every thread."""
+    return sorted((point for point in curve.points if not point.crowded), key=lambda point: point.workers)
+
+
+def _last(curve: Curve) -> Summary:
+    """The speed of the most workers that the cores suffice for, relative to the best smaller count."""
+    *fewer, last = _fair(curve)
+    return ratio(last.throughput, max((point.throughput for point in fewer), key=lambda rate: rate.median))
+
+
+def _slower(curve: Curve, scaling: Sequence[Curve]) -> Part:
+    seen, most = _last(curve), _fair(curve)[-1]
+    found = Estimate(seen.median, seen.low, seen.high)
+    text = (
+        f"{curve.task}, {curve.variant}: {formatting.plural(most.workers, 'worker')}, the most that "
+        f"{formatting.plural(most.cores, 'core')} suffice for, run {found.value:.2f}x ({found.low:.2f}x to "
+        f"{found.high:.2f}x) as fast as the best smaller number"
+    )
+    crowded = [point for line in scaling for point in line.points if point.crowded]
+    if crowded:
+        text += f"; {max(point.workers for point in crowded)} workers share the cores, which is not the claim"
+    weak = "" if most.workers >= MANY else "only as oversubscription: the cores suffice for too few workers"
+    settles = f"several hosts with {MANY} workers or more would settle it"
+    return Part(
+        "the most workers, relative to fewer", found, 1.0, False, text, weak, settles=settles, unit="x"
+    )
+
+
+def _scaling_plot(curve: Curve) -> Plot:
+    ordered = sorted(curve.points, key=lambda point: point.workers)
+    fair, crowded = _fair(curve), [point for point in ordered if point.crowded]
+    lines = [
+        _rates("a core for every thread", fair),
+        _rates("more threads than cores", [*fair[-1:], *crowded]),
+    ]
+    return Plot(
+        f"{curve.task}, {curve.variant}",
+        "workers",
+        "images/s",
+        [line for line in lines if len(line.dots) > (line is lines[1])],
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _rates(name: str, found: Sequence[Point]) -> Line:
+    return Line(
+        name,
+        [
+            Dot(point.workers, point.throughput.median, point.throughput.low, point.throughput.high)
+            for point in found
+        ],
+    )
+
+
+def _published() -> Plot:
+    lines = [
+        Line(name, [Dot(count, speed) for count, speed in found.items()])
+        for name, found in published.VGG16.items()
+    ]
+    return Plot("VGG-16, published", "GPUs", "images/s", lines, log_x=True, log_y=True)
 
 
 DATA_OR_MODEL = Claim(
@@ -118,17 +197,21 @@ DATA_OR_MODEL = Claim(
     "workers bring nothing, and a pipeline wins back a part.",
     "Krizhevsky 2014, Huang et al. 2019 (GPipe)",
     _data_or_model,
+    "10 min",
+    [
+        "Speeds are compared in pairs: in each round the two are measured next to each other, so that what "
+        f"the machine does meanwhile cancels. {ROUNDS} rounds are needed.",
+        "The papers compare other networks on GPUs; no figure of theirs has these axes.",
+    ],
 )
 MORE_WORKERS = Claim(
     "more-workers",
     "More workers are not always better: from some count on each further one makes training slower.",
     "Amdahl 1967 as it shows in tf_benchmarks 2017; Shallue et al. 2018 for the batch",
     _more_workers,
-)
-ASYNCHRONY = Claim(
-    "asynchrony",
-    "Workers that do not wait for each other use gradients of older parameters, and pay for it with more "
-    "samples to the target.",
-    "Recht et al. 2011 (Hogwild), Dean et al. 2012, Zhang et al. 2016 (staleness), Chen et al. 2016",
-    _asynchrony,
+    "5 min",
+    [
+        "Only counts with a core for every thread are judged: workers that share a core are slower for "
+        "another reason than the claim's.",
+    ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from manyhands.cli import doctor, list_, log_handler, report, show, study, train, verify
+from manyhands.cli import claims, doctor, list_, log_handler, report, show, study, train, verify
 from manyhands.cli.grouped import GroupedCommand
 from manyhands.core import formatting, tracebacks
 from manyhands.core.errors import ManyhandsError, UsageError, cut, shown
@@ -48,6 +48,7 @@ app.command("study", short_help="Run a grid of runs; print an answer.", epilog=s
 app.command("report", short_help="Draw the report of a study or of runs.", epilog=report.EXAMPLES)(
     report.report
 )
+app.add_typer(claims.app, name="claims", short_help="Decide published claims on this machine.")
 app.command("list", short_help="List tasks, recipes, strategies, ...", epilog=list_.EXAMPLES)(list_.list_)
 app.command("show", short_help="Show a run: settings, result, curves, times.", epilog=show.EXAMPLES)(
     show.show

@@ -102,6 +102,16 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def available_memory() -> int:
+    """Bytes of main memory that new processes can have; all of it if the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return memory()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else memory()
+
+
 def peak_memory() -> int:
     """The peak memory of this process in bytes, or 0 if the system does not say (Windows)."""
     try:

@@ -98,7 +98,7 @@ class Findings:
 
     @cached_property
     def asynchronous(self) -> list[asynchrony.Asynchrony]:
-        return asynchrony.asynchronous(self.records)
+        return asynchrony.asynchronous(self.records, self.results.blocks)
 
     @cached_property
     def generalization(self) -> list[generalization.Generalization]:

@@ -14,15 +14,19 @@ from manyhands.report.figure import Figure, arranged
 
 def write(folder: Path, name: str, heading: str, figure: Figure) -> None:
     """Write `NAME.svg`, and `NAME.png` at 1.6 times its size."""
+    drawn = svg(name, heading, figure)
+    write_atomically(folder / f"{name}.svg", drawn)
+    write_atomically(folder / f"{name}.png", vl_convert.svg_to_png(drawn.decode(), scale=1.6))
+
+
+def svg(name: str, heading: str, figure: Figure) -> bytes:
+    """The chart as an SVG file."""
     chart, data = arranged(figure, heading)
     spec = _without_tooltips(chart.to_dict(validate=False)) | {"datasets": data}
     try:
-        svg = vl_convert.vegalite_to_svg(spec)
-        png = vl_convert.svg_to_png(svg, scale=1.6)
+        return vl_convert.vegalite_to_svg(spec).encode()
     except ValueError as error:
         raise ManyhandsError(f"chart {name} could not be drawn: {str(error).splitlines()[0]}") from None
-    write_atomically(folder / f"{name}.svg", svg.encode())
-    write_atomically(folder / f"{name}.png", png)
 
 
 def _without_tooltips(node: Any) -> Any:

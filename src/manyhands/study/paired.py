@@ -18,7 +18,7 @@ from typing import Protocol
 
 from manyhands.analysis import pairs
 from manyhands.callbacks.base import Callback
-from manyhands.core import environment
+from manyhands.core import environment, formatting
 from manyhands.core.errors import InterruptedRunError, ManyhandsError
 from manyhands.core.signals import StopRequest
 from manyhands.records.record import RunRecord
@@ -29,6 +29,7 @@ from manyhands.study.study_state import CellState
 from manyhands.study.warm_run import BlockSpeed, EndedError, WarmRun
 
 CANCEL = 5.0  # seconds for a run that is no longer wanted to end by itself
+ROOM = 1.5  # times the memory of the largest run so far must be left for one more
 STEPS = 5  # of a block that must count, however slow they are
 WARM_UP = 6  # steps before the first block
 
@@ -73,7 +74,7 @@ def _threads(spec: RunSpec) -> int:
     return spec.ranks * (spec.threads or max(1, environment.cores() // spec.ranks))
 
 
-class Comparison:
+class PairedMeasurement:
     """The measurement of the cells of one task."""
 
     def __init__(
@@ -84,8 +85,9 @@ class Comparison:
         tracker: PairedTracker,
     ) -> None:
         """`before` are the blocks of earlier sessions; `seconds` is the length of a block."""
-        self._entries = {entry.cell.key: entry for entry in entries}
-        self._baseline = baseline_of(entries).cell.key
+        first = baseline_of(entries)
+        self._baseline = first.cell.key
+        self._entries = {entry.cell.key: entry for entry in [first, *entries]}
         self._blocks = [block for block in before if block.cell in self._entries]
         self._seconds, self._tracker = seconds, tracker
         self._warm: dict[str, WarmRun] = {}
@@ -102,6 +104,8 @@ class Comparison:
             self._start()
             took = 0.0
             for number in range(first, max(rounds, first + 1)):
+                if self._baseline not in self._warm or len(self._warm) < 2:
+                    break  # nothing is left to compare, or nothing to compare with
                 began = time.monotonic()
                 if number >= pairs.LOOKS[0] and began + took > until:
                     break
@@ -109,17 +113,24 @@ class Comparison:
                 took = time.monotonic() - began
                 decision = pairs.decide(self._blocks, self._baseline, self._entries, advantage)
                 self._end(decision.eliminated - {self._baseline})
-                if decision.settled or len(self._warm) < 2:
+                if decision.settled:
                     break
             self._end({*self._warm})
 
     # ------------------------------------------------------------------ rounds
     def _start(self) -> None:
         """Start all runs, one after the other, and let them sleep after their first steps."""
+        tracker, most, before = self._tracker, 0, environment.available_memory()
         for key, entry in self._entries.items():
-            tracker = self._tracker
             tracker.begin(entry)
             name = self._names[key] = tracker.start(entry)
+            left = environment.available_memory()
+            most, before = max(most, before - left), left
+            if left < ROOM * most:
+                free = f"{formatting.size(left)} of memory are free"
+                reason = f"{free}, too little to keep one more run alive: compare fewer cells at a time"
+                tracker.fail(entry, name, ManyhandsError(reason))
+                continue
             folder = tracker.path / name
             shutil.rmtree(folder, ignore_errors=True)  # of a session that was stopped
             gate = folder.with_suffix(".gate")
@@ -132,16 +143,15 @@ class Comparison:
 
     def _round(self, number: int) -> None:
         """One block of every cell that is left, each between two of the baseline."""
-        if self._baseline not in self._warm:
-            raise ManyhandsError(f"the baseline {self._baseline} failed: nothing can be compared with it")
         others = [key for key in self._warm if key != self._baseline]
         turn = number % max(1, len(others))
         position = 0
         self._block(self._baseline, number, position)
         for key in others[turn:] + others[:turn]:
-            if key in self._warm and self._block(key, number, position + 1):
+            if self._block(key, number, position + 1):
                 position += 2
-                self._block(self._baseline, number, position)
+                if not self._block(self._baseline, number, position):
+                    return
 
     def _block(self, key: str, number: int, position: int) -> bool:
         """Measure one block; whether it was measured."""

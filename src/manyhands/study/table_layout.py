@@ -35,7 +35,7 @@ class Row(NamedTuple):
     verdict: str
 
 
-class Block(NamedTuple):
+class TaskTable(NamedTuple):
     """The rows of one task."""
 
     task: str
@@ -47,7 +47,7 @@ class Block(NamedTuple):
 Lines = list[Row]  # the header and the rows
 
 
-def draw(block: Block, width: int | None = None, footnote: bool = True) -> list[str]:
+def draw(block: TaskTable, width: int | None = None, footnote: bool = True) -> list[str]:
     """Return aligned columns that fit the width, without those that say nothing."""
     lines = [block.header, *block.rows]
     names = _informative(lines)
@@ -95,7 +95,7 @@ def _legend(rows: Sequence[Row], shown: Sequence[Row]) -> list[str]:
     return [f" recipe {short}: {recipe}" for recipe, short in recipes.items() if recipe != short]
 
 
-def _footnote(block: Block, intervals: bool) -> list[str]:
+def _footnote(block: TaskTable, intervals: bool) -> list[str]:
     if not any(row.speed_up for row in block.rows):
         return []
     left_out = not intervals and any(map(_has_interval, block.rows))
