@@ -16,7 +16,7 @@ from manyhands.core.errors import UsageError
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Cell, Results, StudyFolder
 from manyhands.report import claims_document
-from manyhands.report.charts.claims import figure
+from manyhands.report.charts.claim_plots import figure
 from manyhands.report.claims_document import Judged, document
 from manyhands.study import study_file
 
