@@ -2,8 +2,8 @@
 
 python benchmarks/trust/same_twice.py --studies 10 --out results/same-twice
 
-Each study has one cell under two labels, in pairs, as the default study measures. Two workers with `allreduce`
-are one thing, so every difference that is told is wrong. Law 11 allows 5 % of them in the long run.
+Each study has one cell under two labels, in pairs, as the default study measures. Two workers with
+`allreduce` are one thing, so every difference that is told is wrong. Law 11 allows 5 % of them.
 """
 
 from __future__ import annotations

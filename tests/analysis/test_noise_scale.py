@@ -225,14 +225,14 @@ def test_several_targets_of_the_same_runs_rise_together():
     assert by_target(records, "mnist-cnn", [0.9]) == [(0.9, None, None)]
 
 
-@pytest.mark.parametrize("batch", [128, 512, 2048])
+@pytest.mark.parametrize("batch", [32, 128, 512])
 def test_the_error_of_a_run_holds_the_truth(batch: int):
     """Near the noise scale and on either side of it; the ratio of sums is 40 % too small."""
     chance = np.random.default_rng(batch)
     errors, held = [], 0
     for _ in range(120):
         found = run_scale(measured(simulated_noise(batch, chance)))
-        if found is not None:  # with one step per evaluation a few runs are refused
+        if found is not None:  # a small batch may be refused
             errors.append(math.log(found.scale / TRUE_SCALE))
             held += abs(errors[-1]) <= NORMAL * found.error
     assert len(errors) >= 110

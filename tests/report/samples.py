@@ -9,7 +9,7 @@ from typing import Any
 
 from manyhands.records.record import Evaluation, Noise, RunRecord, Span
 from manyhands.records.spec import RunSpec
-from manyhands.records.study_results import Calibration, Cell, Results, Without
+from manyhands.records.study_results import Block, Calibration, Cell, Results, Without
 from manyhands.testing.records import record
 
 BATCHES = (32, 64, 128, 256, 512, 1024)
@@ -266,6 +266,78 @@ def _recipe(batch: int, scaling: str, warmup: float, seed: int) -> RunRecord:
             "status": "diverged" if gone else "finished",
             "recipe": {"name": "large-batch", "lr": 0.1, "warmup": warmup, "scaling": scaling},
         }
+    )
+
+
+# speeds of ten variants over one worker, for a study in pairs: three of them are equal
+TEN: tuple[tuple[str, int, dict[str, Any], float], ...] = (
+    ("allreduce", 2, {}, 1.90),
+    ("average", 2, {}, 1.90),
+    ("average", 2, {"every": 4}, 1.90),
+    ("server", 2, {}, 1.40),
+    ("hogwild", 2, {}, 1.75),
+    ("layers", 2, {}, 0.95),
+    ("pipeline", 2, {"micro_batches": 4}, 1.30),
+    ("pipeline", 2, {"micro_batches": 8}, 1.45),
+    ("sharded", 2, {}, 1.10),
+)
+
+
+def paired(folder: Path, rounds: int = 6, noise: float = 0.02) -> Results:
+    """A study whose speeds were measured in paired blocks, on a machine that drifts by 20 %."""
+    chance = random.Random(f"paired {rounds} {noise}")
+    base = record(rate=9_000.0, steps_to_target=None, epochs=None, seconds=4.0, threads=1)
+    cells = [(base, 1.0)]
+    for strategy, workers, options, gain in TEN:
+        fields: dict[str, Any] = {"strategy": strategy, "workers": workers, "strategy_options": options}
+        fields |= {"rate": 9_000.0 * gain, "steps_to_target": None, "epochs": None, "seconds": 4.0}
+        cells.append((record(**fields), gain))
+    records, keys = [], []
+    for made, _ in cells:
+        key = Cell(made.spec, paired=True).key
+        keys.append(key)
+        more = {"cell": key, "paired": True, "run": f"{folder}/{key}", "best_metric": None, "metric": None}
+        records.append(made.model_copy(update=more | {"curve": []}))
+    blocks = []
+    for number in range(rounds):
+        order = [k for cell in range(1, len(cells)) for k in (0, cell)] + [0]
+        for position, k in enumerate(order):
+            drift = 0.1 * math.sin(number + position / 9)
+            rate = 9_000.0 * cells[k][1] * math.exp(drift + chance.gauss(0, noise))
+            blocks.append(Block(keys[k], number, position, rate, 20, 1.0))
+    command = ["manyhands", "study", "paired"]
+    return Results(folder, "paired", "Ten in pairs", command=command, records=records, blocks=blocks)
+
+
+def ten(folder: Path) -> Results:
+    """Eleven variants on a machine that is fast: times in milliseconds, clocks that do not start together."""
+    records = []
+    ways = [("single", 1, {}, 1.0, 1), ("single", 1, {}, 1.5, 2)]
+    ways += [(*way[:3], way[3], 1) for way in TEN] + [("average", 4, {"every": 64}, 1.2, 1)]
+    for strategy, workers, options, gain, threads in ways:
+        rate = 150_000.0 * gain
+        step = 128 / rate
+        lines = parallel(workers + (strategy == "server"), phases(strategy, step, 0.2, "wait"))
+        if strategy in ("hogwild", "average"):  # the second worker was traced 25 ms later
+            lines[1] = [Span(phase, begin + 0.025, end + 0.025) for phase, begin, end in lines[1]]
+
+        made = record(
+            **{"task": "digits-mlp", "strategy": strategy, "workers": workers, "strategy_options": options},
+            **{"rate": rate, "threads": threads, "steps_to_target": 400, "timeline": lines},
+            traffic=[{"barrier": {"calls": 1.0, "bytes": 4.0, "seconds": 0.0}}]
+            if strategy == "single"
+            else [{"send": {"calls": 9.0, "bytes": 9e8, "seconds": 0.1}}] * len(lines),
+        )
+        records.append(made.model_copy(update={"run": f"{folder}/{made.spec.name}"}))
+    times = [0.200, 0.150, 0.201, 0.260, 0.205, 0.170, 0.204, 0.203]
+    calibrations = [Calibration(f"2026-11-16T10:0{k}:00.000+00:00", each) for k, each in enumerate(times)]
+    also = paired(folder)
+    return Results(
+        *(folder, "ten", "Eleven variants"),
+        command=["manyhands", "study", "ten"],
+        records=[*records, *also.records],
+        blocks=also.blocks,
+        calibrations=calibrations,
     )
 
 

@@ -10,11 +10,22 @@ import pytest
 from manyhands.records.record import Evaluation, Span
 from manyhands.records.study_results import Calibration, Results
 from manyhands.report import palette, repeat
-from manyhands.report.charts import CHARTS, learning, machine, regimes, scaling, step, target, timeline
-from manyhands.report.figure import altair_chart, limited, tidy
+from manyhands.report.charts import (
+    CHARTS,
+    best,
+    learning,
+    machine,
+    pairs,
+    regimes,
+    scaling,
+    step,
+    target,
+    timeline,
+)
+from manyhands.report.figure import altair_chart, fitting_columns, limited, tidy
 from manyhands.report.findings import Findings
 from manyhands.testing.records import record
-from report.samples import many, pipelined, rich
+from report.samples import many, paired, pipelined, rich
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +33,19 @@ def findings() -> Findings:
     return Findings(rich(Path("results/default"), repeats=2))
 
 
+@pytest.fixture(scope="module")
+def rounds() -> Findings:
+    return Findings(paired(Path("results/paired")))
+
+
 def of(*records: object, **fields: object) -> Findings:
     return Findings(Results(Path("x"), "x", "x", records=list(records), **fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
-def test_every_chart_is_valid_told_and_small(chart: object, findings: Findings) -> None:
-    figure = chart.figure(findings)  # type: ignore[attr-defined]
+def test_every_chart_is_valid_told_and_small(chart: object, findings: Findings, rounds: Findings) -> None:
+    study = rounds if chart.name == "how-sure" else findings  # type: ignore[attr-defined]
+    figure = chart.figure(study)  # type: ignore[attr-defined]
     assert figure is not None
     spec = altair_chart(figure, "heading").to_dict()  # against the schema
     assert len(spec["concat"]) == len(figure.panels)
@@ -105,20 +122,23 @@ def test_the_speed_up_names_its_baseline() -> None:
     figure = scaling.figure(of(*runs))
     assert figure is not None
     assert figure.sentence.splitlines()[0] == (
-        "mnist-mlp · batch 256: allreduce with 2 workers is 1.90x as fast as one worker, one thread "
-        "(95 % efficiency); 4 workers bring only 1.70x."
+        "mnist-mlp · batch 256: by samples per second, allreduce with 2 workers and allreduce with 4 workers "
+        "are the fastest, and not told apart; the first is 1.90x (1.39 to 2.60) as fast as one worker with "
+        "one thread."
     )
     assert figure.panels[0].data["threads"][0]["speed_up"] == 1.4
+    assert "Dotted: one worker with 2 threads, 1.40x." in figure.panels[0].note
+    assert "1 run can be trusted" in figure.panels[0].note, "one run has no interval of its own"
 
 
 def test_a_target_that_nobody_reached_is_a_dash_or_no_map() -> None:
     never = [record(steps_to_target=None, batch=batch) for batch in (64, 128)]
-    assert target.heat_map(of(*never)) is None
-    figure = target.heat_map(of(never[0], record(batch=128, steps_to_target=300)))
+    assert target.figure(of(*never)) is None
+    figure = target.figure(of(never[0], record(batch=128, steps_to_target=300)))
     assert figure is not None
     labels = {row["batch"]: (row["label"], row["shown"]) for row in figure.panels[0].data["rows"]}
     assert labels[64] == ("–", "not reached")
-    assert labels[128] == ("3.8", "3.8 s")
+    assert labels[128] == ("3.8 s ●", "3.8 s")
 
 
 @pytest.mark.parametrize(
@@ -154,8 +174,7 @@ def test_the_largest_loss_is_named() -> None:
     figure = step.breakdown(of(record(strategy="allreduce", workers=2, phases=phases)))
     assert figure is not None
     assert figure.sentence == (
-        "mnist-mlp: allreduce with 2 workers spends 50 % of its step on communication, "
-        "the largest loss of all."
+        "mnist-mlp: allreduce with 2 workers spends 50 % of its step on communication."
     )
     shares = {row["phase"]: row["share"] for row in figure.panels[0].data["rows"]}
     assert shares == {"forward": 0.2, "backward": 0.3, "communication": 0.5}
@@ -230,20 +249,91 @@ def test_a_run_is_repeated_by_its_command() -> None:
 
 def test_runs_that_were_not_timed_have_no_curves_by_seconds() -> None:
     timed, aside = record(), record(batch=256, timed=False)
-    by_seconds = [panel.title for panel in learning.figure(of(timed)).panels if "by seconds" in panel.title]
-    assert len(by_seconds) == 2
+    by_time = [panel.title for panel in learning.figure(of(timed)).panels if "by time" in panel.title]
+    assert len(by_time) == 2
     drawn = learning.figure(of(aside))
-    assert not [panel.title for panel in drawn.panels if "by seconds" in panel.title]
-    assert "is first at 97 %, after 102,400 images." in drawn.sentence
+    assert not [panel.title for panel in drawn.panels if "by time" in panel.title]
+    assert drawn.sentence == ("mnist-mlp: single · 1 thread · batch 256 reached 97 % after 102,400 images.")
 
 
-@pytest.mark.parametrize(("sent", "told"), [(0.3, "almost nothing"), (7.5e6, "29.3 MB for 1,000 samples")])
-def test_hardly_any_bytes_are_next_to_nothing(sent: float, told: str) -> None:
+@pytest.mark.parametrize("sent", [0.3, 7.5e6])
+def test_hardly_any_bytes_are_not_drawn(sent: float) -> None:
+    """The bar of a barrier's four bytes was as long as the chart, at 0.000004 megabytes."""
     traffic = [{"barrier": {"calls": 1.0, "bytes": sent * 703, "seconds": 0.1}}] * 2
     other = [{"send": {"calls": 1.0, "bytes": 7.5e6 * 703, "seconds": 0.1}}] * 2
     two = [
         record(strategy=name, workers=2, batch=256, epochs=3.0, traffic=each)
         for name, each in (("hogwild", traffic), ("allreduce", other))
     ]
-    figure = step.communication(of(*two))
-    assert told in figure.sentence
+    panel = step.communication(of(*two)).panels[0]
+    drawn = {row["title"] for row in panel.data["rows"]}
+    assert ("hogwild · 2 workers" in drawn) == (sent > 1)
+    assert ("not drawn: hogwild · 2 workers" in panel.note) == (sent < 1)
+    assert (step.communication(of(two[0])) is None) == (sent < 1)
+
+
+def test_workers_that_do_not_step_together_start_together() -> None:
+    """The second worker was traced 25 ms later: its steps were slivers in an empty chart."""
+    lines = [[Span("forward", 0.0, 0.001)], [Span("forward", 0.025, 0.027)]]
+    free, together = (record(strategy=name, workers=2, timeline=lines) for name in ("hogwild", "allreduce"))
+    assert [row["begin"] for row in timeline.spans(free)] == [0, 0]
+    assert [row["begin"] for row in timeline.spans(together)] == [0, 25], "there a late start is a fact"
+    assert "each row starts at its own first step" in timeline.figure(of(free)).panels[0].note
+    assert timeline.figure(of(together)).panels[0].note == ""
+
+
+def test_lines_of_one_worker_with_more_threads_are_dashed() -> None:
+    drawn = learning.figure(of(record(), record(threads=2)))
+    lines = {(row["variant"], row["line"]) for row in drawn.panels[0].data["rows"]}
+    assert lines == {("single", "1 worker"), ("single", "1 worker x 2 threads")}
+
+
+def test_the_noise_axis_begins_below_the_best_moment() -> None:
+    times = [Calibration(f"2026-11-16T10:0{k}:00+00:00", s) for k, s in enumerate((0.2, 0.2, 0.2, 0.15, 0.3))]
+    panel = machine.figure(of(calibrations=times)).panels[0]
+    low, high = panel.view.to_dict()["layer"][-1]["encoding"]["y"]["scale"]["domain"]
+    seen = [row["slower"] for row in panel.data["rows"]]
+    assert low < min(seen) < 0 < max(seen) < high
+
+
+def test_names_of_rows_are_whole_and_different() -> None:
+    """Two pipelines looked alike where the ends of their names were cut off."""
+    two = [
+        record(strategy="pipeline", workers=2, strategy_options={"micro_batches": count}, rate=1e4 + count)
+        for count in (4, 8)
+    ]
+    for figure in (best.figure(of(record(), *two)), step.breakdown(of(record(), *two))):
+        titles = {row["title"] for row in figure.panels[0].data["rows"]}
+        assert len(titles) == 3
+        assert all("1 thread" in title or "2 workers" in title for title in titles), "two what?"
+
+
+def test_legends_of_pictures_fit() -> None:
+    names = [f"pipeline micro_batches={count}" for count in (2, 4, 8, 16, 32, 64, 96)]
+    assert fitting_columns(names, 420) == 2
+    assert fitting_columns(["a", "b", "c"], 420) == 3
+    assert fitting_columns(["a" * 100, "b"], 420) == 1
+
+
+def test_paired_rounds_tell_how_sure(rounds: Findings) -> None:
+    figure = pairs.figure(rounds)
+    panel = figure.panels[0]
+    cells = {row["title"]: row for row in panel.data["rows"]}
+    assert len(cells) == 9
+    assert len(panel.data["dots"]) == 9 * 6
+    leading = {title for title, row in cells.items() if row["label"].endswith("●")}
+    assert leading == {
+        f"{variant} · 2 workers · batch 128" for variant in ("allreduce", "average", "average every=4")
+    }
+    for row in cells.values():
+        assert row["low"] < row["ratio"] < row["high"]
+        assert row["interval"].endswith("from 6 paired rounds")
+    assert "95 % intervals from 6 paired rounds" in panel.note
+    assert "are the fastest, and not told apart" in figure.sentence
+    assert pairs.figure(of(record())) is None, "a study without blocks has none of it"
+
+
+def test_a_machine_that_drifts_leaves_ratios_alone(rounds: Findings) -> None:
+    """Blocks vary by 20 %, ratios by the noise of two blocks."""
+    figure = pairs.figure(rounds)
+    assert max(row["spread"] for row in figure.panels[0].data["rows"]) < 0.06

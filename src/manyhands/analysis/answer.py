@@ -210,7 +210,7 @@ def _through(line: FineLine, cell: ToTarget | Point) -> bool:
 
 def _batches(field: Field) -> str:
     """Up to which batch larger batches save steps, if the learning rate was tuned at each of them."""
-    tuned = [fit for fit in regimes(field.records) if "lr tuned" in fit.label]
+    tuned = [fit for fit in regimes(field.records) if fit.tuned]
     fit = next((fit for fit in tuned if fit.perfect_until is not None), None)
     if fit is None or fit.perfect_until is None:
         return ""

@@ -34,7 +34,7 @@ def late(field: Field) -> str:
 
 
 def implausible(field: Field) -> str:
-    """The speed-ups of which not even the lower end is possible, over one worker or over plain threads."""
+    """The largest of the speed-ups of which not even the lower end is possible."""
     found = implausible_cells(field.results, field.task)
     if not found:
         return ""

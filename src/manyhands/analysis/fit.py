@@ -211,12 +211,12 @@ def _ends_of_steps(
     def end(sign: float) -> Numbers:
         last, beyond = np.zeros(GRID), sign * farthest
         if not points.censored.any():
-            return middle + beyond
+            return np.asarray(middle + beyond)
         for _ in range(40):
             half = (last + beyond) / 2
             fits = _cost(points, noise, shape + (middle + half)[:, None]) <= allowed
             last, beyond = np.where(fits, half, last), np.where(fits, beyond, half)
-        return middle + last
+        return np.asarray(middle + last)
 
     return float(end(-1.0).min()), float(end(1.0).max())
 

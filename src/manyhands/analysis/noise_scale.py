@@ -21,7 +21,7 @@ from manyhands.core.statistics import Estimate, student_t
 from manyhands.records.record import RunRecord
 
 ALIKE = 1.05  # sample counts up to this factor apart are combined into one point
-SEEDS = 0.1  # the usual relative spread between seeds, as far as is known before there are several
+SEEDS = 0.15  # the usual relative spread between seeds, as far as is known before there are several
 SEEDS_FREEDOM = 4  # how many degrees of freedom that assumption is worth beside those of seeds
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from manyhands.records.record import RunRecord
 
 FEWEST = 3  # evaluations in a window
+STEPS = 10  # in a window: the ratio of fewer has a distribution with heavy tails
 CLEAR = 2.0  # standard errors by which |G|^2 must exceed 0 in a window
 MEDIAN = 0.954  # the median distance of two normal values, in their standard deviation
 
@@ -125,9 +126,9 @@ class _Noise:
 
 def _window(group: Sequence[Measured], noise: _Noise) -> Window | None:
     """The window of these evaluations; None if they are too few, or too noisy."""
-    if len(group) < FEWEST:
-        return None
     steps = sum(each.steps for each in group)
+    if len(group) < FEWEST or steps < STEPS:
+        return None
     gradient = math.fsum(each.steps * each.gradient for each in group) / steps
     spread = math.fsum(each.steps * each.spread for each in group) / steps
     root = math.sqrt(len(group))

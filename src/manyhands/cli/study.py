@@ -96,10 +96,11 @@ def _print(results: Results) -> None:
     from manyhands.analysis.answer import answers
     from manyhands.claims import settle
     from manyhands.study.study_state import cell_title
-    from manyhands.study.table import draw_all
+    from manyhands.study.table import draw_all, winners
 
+    found = answers(results)
     wide = shutil.get_terminal_size().columns
-    for line in draw_all(results, wide if sys.stdout.isatty() else None):
+    for line in draw_all(results, wide if sys.stdout.isatty() else None, winners(found)):
         print(formatting.line(line))
     if results.excluded:
         print(f"excluded: {formatting.plural(len(results.excluded), 'cell')}")
@@ -110,7 +111,7 @@ def _print(results: Results) -> None:
     for reason, count in Counter(reason for _, reason in results.left).items():
         print(formatting.printed(f"left: {formatting.plural(count, 'cell')}: {reason}"))
     width = min(wide, 110) if sys.stdout.isatty() else 10_000
-    for answer in answers(results):
+    for answer in found:
         text = formatting.line(f"answer: {answer.text}")
         print(textwrap.fill(text, width, subsequent_indent=" " * 8))
     if (settled := settle(results)) is not None:

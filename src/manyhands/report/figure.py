@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -24,6 +25,7 @@ class Panel(NamedTuple):
     height: int = 260
     step: int = 0  # height per band, for panels with a row per cell; replaces `height`
     wide: bool = False
+    note: str = ""  # what lines and marks mean: a label within the plot would be crossed by others
 
     def chart(self, width: int | str = 420) -> View:
         """Return the view with a size; the caller adds the data."""
@@ -62,17 +64,38 @@ def arranged(figure: Figure, heading: str = "") -> tuple[alt.ConcatChart, dict[s
         names = {name: f"{name}{number}" for name in panel.data}
         data |= {names[name]: rows for name, rows in panel.data.items()}
         width = 900 if panel.wide else 420
-        views.append(_renamed(panel.chart(width).properties(title=panel.title), names))
+        lines = textwrap.wrap(panel.note, width // 6)
+        title = alt.TitleParams(panel.title or " ", subtitle=lines or alt.Undefined)
+        views.append(_renamed(panel.chart(width).properties(title=title), names))
     wide = any(panel.wide for panel in figure.panels)
     chart = alt.concat(*views, columns=1 if wide else min(2, len(views)), spacing=36)
     chart = chart.resolve_scale(color="independent", shape="independent", strokeDash="independent")
     look = palette.config()
     look["padding"] = 14
-    look["legend"]["columns"] = 7 if wide else 4  # a wider legend would push the panels apart
+    rooms = [(_legend(panel.view), 900 if panel.wide else 420) for panel in figure.panels]
+    look["legend"]["columns"] = min((fitting_columns(*each) for each in rooms if len(each[0]) > 1), default=1)
     chart = chart.properties(config=look)
     if heading:
         chart = chart.properties(title=alt.TitleParams(heading, fontSize=17, offset=16))
     return chart, data
+
+
+def _legend(view: View) -> list[str]:
+    """The names in the legend of a view."""
+    for part in [view, *getattr(view, "layer", [])]:
+        color = getattr(part.encoding, "color", alt.Undefined)
+        if isinstance(color, alt.Color) and color["legend"] is not None:
+            return [str(name) for name in color["scale"]["domain"]]
+    return []
+
+
+def fitting_columns(names: Sequence[str], room: int) -> int:
+    """How many columns of a legend fit, each as wide as its longest name: Vega does not wrap legends."""
+    for count in range(len(names), 1, -1):
+        widths = [max(7 * len(name) + 32 for name in names[first::count]) for first in range(count)]
+        if sum(widths) <= room:
+            return count
+    return 1
 
 
 def _renamed(view: View, names: Mapping[str, str]) -> View:

@@ -1,24 +1,30 @@
-"""The analyses of one study, each computed once for all charts, tables and sentences."""
+"""The analyses of one study, each computed once for all charts, tables and sentences.
+
+Who is ahead is decided here only: no chart looks for a winner of its own, so no two sections disagree.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 
 from manyhands.analysis import (
     answer,
     asynchrony,
     breakdown,
+    candidates,
     fine_line,
     generalization,
     groups,
     noise_scale,
+    pairs,
     regimes,
     scaling,
     target,
 )
 from manyhands.analysis.rows import rows as flat_rows
-from manyhands.analysis.verdicts import Verdict, study_verdicts
+from manyhands.analysis.verdicts import Verdict, study_verdicts, verdicts
 from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
@@ -54,6 +60,16 @@ class Findings:
     def by_run(self) -> dict[str, RunRecord]:
         """Records by run folder."""
         return {record.run: record for record in self.records}
+
+    @cached_property
+    def by_cell(self) -> dict[str, RunRecord]:
+        """Records by the key of their cell."""
+        return {record.cell: record for record in self.records if record.cell is not None}
+
+    @cached_property
+    def lanes(self) -> list[pairs.Lane]:
+        """The cells that were measured in pairs, by baseline."""
+        return pairs.lanes(self.results.blocks)
 
     @cached_property
     def curves(self) -> list[scaling.Curve]:
@@ -98,11 +114,54 @@ class Findings:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        return study_verdicts(self.results)
+        return verdicts(self.run, None) if self.run else study_verdicts(self.results)
 
     @cached_property
     def rows(self) -> list[dict[str, object]]:
         return flat_rows(self.results)
+
+    def answer_for(self, task: str) -> answer.Answer | None:
+        """The answer of a task."""
+        return next((each for each in self.answers if each.task == task), None)
+
+    def winners(self, task: str) -> list[target.ToTarget | scaling.Point]:
+        """The fastest cell of a task and those that are not told apart from it, as the answer has them."""
+        found = self.answer_for(task)
+        return found.winners if found else []
+
+    def compared(self, task: str) -> list[target.ToTarget]:
+        """The cells with the most common target: seconds to different targets cannot be compared."""
+        mine = [each for each in self.to_target if each.task == task]
+        targets = [each.target for each in mine]
+        usual = max(targets, key=lambda value: (targets.count(value), value), default=None)
+        return [each for each in mine if each.target == usual]
+
+    def candidates(self, task: str) -> list[target.ToTarget | scaling.Point]:
+        """All cells that the answer compares, winners first."""
+        found = self.answer_for(task)
+        return [cell for group in found.groups for cell in group] if found else []
+
+    def fastest(self, cells: Sequence[scaling.Point]) -> list[scaling.Point]:
+        """The cell with the highest throughput and those that are not told apart from it, fastest first."""
+        ordered = candidates.by_speed(cells, "samples")
+        found = candidates.tied(ordered, candidates.comparison(self.results.blocks))
+        return [each.cell for each in found if isinstance(each.cell, scaling.Point)]
+
+    def lane_leaders(self, lane: pairs.Lane) -> set[str]:
+        """The fastest cells of a lane that are not told apart; the baseline takes part."""
+        ratios = {
+            cell: found.ratio.median
+            for cell in (lane.baseline, *lane.values)
+            if (found := pairs.compared(lane, cell, lane.baseline))
+        }
+        first = max(ratios, key=lambda cell: ratios[cell])
+        others = ((cell, pairs.compared(lane, first, cell)) for cell in ratios)
+        return {cell for cell, found in others if found is None or not found.apart}
+
+    @cached_property
+    def run(self) -> RunRecord | None:
+        """The only run, if there is one; then there is nothing to compare."""
+        return self.records[0] if len(self.records) == 1 and not self.results.command else None
 
     def shown_batch(self, task: str) -> int | None:
         """The batch at which strategies are compared: the one most of them were timed at."""

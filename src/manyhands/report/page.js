@@ -41,20 +41,86 @@
   const panel = (element) => data.panels[Number(element.dataset.panel)];
   const parts = (spec) => [spec, ...(spec.layer || [])].map((part) => part.encoding || {});
 
-  // Vega does not wrap legends: use as many columns as fit, each as wide as its longest name.
-  const columns = (names, room) => {
-    for (let n = names.length; n > 1; n -= 1) {
-      const widths = Array(n).fill(0);
-      names.forEach((name, k) => { widths[k % n] = Math.max(widths[k % n], 5.9 * String(name).length + 28); });
-      if (widths.reduce((a, b) => a + b) <= room) return n;
-    }
-    return 1;
+  // Legends are HTML, because Vega does not wrap them: every name is shown, at any width.
+  const shapes = {
+    circle: "M7 2a5 5 0 1 0 0.01 0Z", square: "M2.5 2.5h9v9h-9Z", diamond: "M7 1L12.5 7L7 13L1.5 7Z",
+    "triangle-up": "M7 1.5L12.5 12h-11Z", "triangle-down": "M7 12.5L12.5 2h-11Z", "triangle-right": "M2 1.5L12.5 7L2 12.5Z",
+    cross: "M5 1.5h4v3.5h3.5v4h-3.5v3.5h-4v-3.5h-3.5v-4h3.5Z",
   };
-  const options = (width, spec, bands) => {
+  const keys = (spec) => {
+    const found = new Map(); // field -> its title, names, and what is seen of each
+    const lines = [spec, ...(spec.layer || [])].some((part) => (part.mark?.type || part.mark) === "line");
+    for (const encoding of parts(spec)) {
+      for (const channel of ["color", "shape", "strokeDash"]) {
+        const { field, scale, legend } = encoding[channel] || {};
+        if (!field || legend === null || !Array.isArray(scale?.domain)) continue;
+        encoding[channel].legend = null; // not also by Vega
+        if (!found.has(field)) found.set(field, { title: legend?.title || "", names: scale.domain, lines });
+        found.get(field)[channel] = scale.range;
+      }
+    }
+    return [...found.values()];
+  };
+  const svg = (name, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+    return made;
+  };
+  const symbol = (key, k) => {
+    const color = key.color ? key.color[k] : "var(--quiet)";
+    const made = svg("svg", { width: key.shape || !key.lines ? 14 : 24, height: 14, "aria-hidden": "true" });
+    if (key.lines && !key.shape) {
+      const dash = key.strokeDash ? key.strokeDash[k].join(" ") : "none";
+      made.append(svg("path", { d: "M1 7h22", style: `stroke: ${color}; stroke-width: 2; stroke-dasharray: ${dash}` }));
+    } else {
+      made.append(svg("path", { d: shapes[key.shape ? key.shape[k] : "square"], style: `fill: ${color}` }));
+    }
+    return made;
+  };
+  const legend = (spec) => keys(spec).map((key) => {
+    const list = document.createElement("ul");
+    list.className = "key";
+    if (key.title) list.append(Object.assign(document.createElement("li"), { className: "name", textContent: key.title }));
+    key.names.forEach((name, k) => {
+      const item = document.createElement("li");
+      item.append(symbol(key, k), String(name));
+      list.append(item);
+    });
+    return list;
+  });
+
+  // Long names of rows are wrapped, not cut off: two names with the same beginning would look alike.
+  const wrapped = (name, most) => {
+    const lines = [];
+    for (const part of String(name).split(" · ").flatMap((words) => words.length > most ? words.split(" ") : [words])) {
+      const longer = lines.length ? `${lines[lines.length - 1]} · ${part}` : part;
+      if (lines.length && longer.length <= most) lines[lines.length - 1] = longer; else lines.push(part);
+    }
+    return lines;
+  };
+  const wrapBands = (spec, band, names, width) => {
+    const most = Math.max(14, Math.floor(0.4 * width / 6));
+    const high = Math.max(...names.map((name) => wrapped(name, most).length));
+    const lines = names.map((name) => { // all as high as the highest, as far as they can be: Vega centers first lines
+      let found = wrapped(name, most);
+      for (let room = most; room > 0 && found.length < high; room -= 1) found = wrapped(name, room);
+      return found.length > high ? wrapped(name, most) : found;
+    });
+    if (high > 1) {
+      const shown = Object.fromEntries(names.map((name, k) => [name, [...lines[k], ...Array(high - lines[k].length).fill("")]]));
+      const axis = { labelExpr: `${JSON.stringify(shown)}[datum.label]`, labelOffset: -6.5 * (high - 1), labelLineHeight: 13 };
+      parts(spec).filter((encoding) => encoding.y?.field === band).forEach(({ y }) => { y.axis = { ...y.axis, ...axis }; });
+    }
+    spec.height = Math.max(spec.height.step, 13 * high + 7) * names.length; // as high as the remaining rows need
+    return 6 * Math.max(...lines.flat().map((line) => line.length));
+  };
+  const fewerTicks = (spec, room) => {
+    const most = Math.max(2, Math.floor(room / 62));
+    parts(spec).filter((encoding) => encoding.x?.axis?.tickCount > most).forEach(({ x }) => { x.axis.tickCount = most; });
+  };
+  const options = () => {
     const config = structuredClone(data.config);
-    const names = parts(spec).map((encoding) => encoding.color?.scale?.domain).find(Array.isArray) || [];
-    const axis = bands.length ? Math.min(180, 6 * Math.max(...bands.map((name) => String(name).length))) : 55;
-    config.legend.columns = columns(names, width - axis);
+    config.legend.disable = true;
     return { mode: "vega-lite", renderer: "svg", actions: false, config, tooltip: { theme: "custom", offsetX: 12 } };
   };
 
@@ -73,11 +139,11 @@
       const fit = { type: "fit-x", contains: "padding" };
       const spec = { ...narrowed(mine.spec), datasets, width: "container", autosize: fit };
       const band = spec.height.step ? parts(spec).map((encoding) => encoding.y?.field).find(Boolean) : null;
-      const bands = band ? [...new Set(datasets.rows.map((row) => row[band]))] : [];
-      if (band) spec.height = spec.height.step * bands.length; // as high as the remaining rows need
+      const names = band ? [...new Set(datasets.rows.map((row) => row[band]))] : [];
+      fewerTicks(spec, element.clientWidth - (band ? wrapBands(spec, band, names, element.clientWidth) : 55));
       const held = document.createElement("div");
-      element.replaceChildren(held);
-      drawn.set(element, await vegaEmbed(held, spec, options(element.clientWidth, spec, bands)));
+      element.replaceChildren(...legend(spec), held);
+      drawn.set(element, await vegaEmbed(held, spec, options()));
       element.dataset.drawn = "yes";
       count.drawn += 1;
     } catch (error) {
@@ -113,7 +179,7 @@
   };
   idle(rest);
 
-  // A new width may need another number of legend columns; charts resize by themselves.
+  // A new width may need other line breaks and ticks; charts resize by themselves.
   let width = window.innerWidth;
   let timer = 0;
   window.addEventListener("resize", () => {

@@ -19,7 +19,7 @@ from manyhands.core.environment import version
 from manyhands.core.errors import UsageError
 from manyhands.records.study_results import Results
 from manyhands.report import palette, pictures, sections
-from manyhands.report.charts import CHARTS, OPENING
+from manyhands.report.charts import CHARTS, CURVES, OPENING
 from manyhands.report.figure import Chart, Figure, Panel
 from manyhands.report.findings import Findings
 
@@ -102,18 +102,23 @@ def table(findings: Findings) -> str:
 def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown) -> str:
     results = findings.results
     # if nothing was timed there is no best strategy to show, and the page starts with the first chart
-    opening = next((each for each in drawn if each.chart is OPENING), drawn[0] if drawn else None)
+    first = CURVES if findings.run else OPENING
+    opening = next((each for each in drawn if each.chart is first), drawn[0] if drawn else None)
     others = [each for each in drawn if each is not opening]
+    kind, title = sections.title(findings)
     parts = {
-        "title": sections.text(results.title),
+        "kind": kind,
+        "title": sections.text(title),
         "about": sections.text(results.about),
         "facts": sections.facts(findings),
         "claim": sections.claim(settle(results)),
         "answer": sections.answer(findings)
-        + (sections.opening(*opening, show, told=opening.chart is OPENING) if opening else ""),
+        + (sections.opening(*opening, show, told=opening.chart is first) if opening else ""),
         "filter": sections.strategies(findings),
         "contents": sections.contents(
-            [(each.chart.name, each.chart.heading) for each in others], judged=bool(findings.verdicts)
+            [(each.chart.name, each.chart.heading) for each in others],
+            judged=bool(findings.verdicts),
+            alone=findings.run is not None,
         ),
         "charts": "\n".join(sections.chart(each.chart, each.figure, each.first, show) for each in others),
         "verdicts": sections.verdicts(findings),

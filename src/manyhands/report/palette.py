@@ -7,9 +7,20 @@ from typing import Any, NamedTuple
 
 from manyhands.core.registry.strategies import ONE_WORKER
 
-# Okabe and Ito (2008), with gray for black and a darker yellow, so that both are visible on white and black.
+# Six colors of Okabe and Ito (2008) and four more, with gray for the baseline: eleven names without a repeat.
 NEUTRAL = "#7a7a7a"
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d1f")
+COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#6f3fa8",
+    "#84a812",
+    "#a3123f",
+    "#7a4f1d",
+)
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 4])
 
@@ -40,7 +51,10 @@ VARIABLES = {
     "#cc79a7": "var(--pink)",
     "#e69f00": "var(--orange)",
     "#56b4e9": "var(--sky)",
-    "#8c6d1f": "var(--brown)",
+    "#6f3fa8": "var(--violet)",
+    "#84a812": "var(--lime)",
+    "#a3123f": "var(--wine)",
+    "#7a4f1d": "var(--brown)",
     "#9a9a9a": "var(--gray)",
     QUIET: "var(--quiet)",
     INK: "var(--ink)",
@@ -86,7 +100,7 @@ def config(
     return {
         "background": background,
         "font": FONT,
-        "padding": 4,
+        "padding": {"left": 4, "top": 6, "right": 14, "bottom": 4},
         "view": {"stroke": None},
         "axis": {
             "labelColor": quiet,
@@ -99,6 +113,8 @@ def config(
             "tickColor": line,
             "titlePadding": 8,
             "labelOverlap": "greedy",
+            "labelSeparation": 6,
+            "labelLimit": 0,  # a name that is cut off may look like another one
         },
         "axisX": {"grid": False, "tickSize": 4},
         "axisY": {"domain": False, "ticks": False},
@@ -108,13 +124,21 @@ def config(
             "labelColor": ink,
             "labelFontSize": plain,
             "symbolStrokeWidth": 2,
-            "labelLimit": 220,
+            "labelLimit": 0,
             "titleColor": quiet,
             "titleFontWeight": "normal",
             "columnPadding": 14,
             "offset": 10,
         },
-        "title": {"color": ink, "fontSize": 13, "anchor": "start", "fontWeight": 600, "offset": 8},
+        "title": {
+            "color": ink,
+            "fontSize": 13,
+            "anchor": "start",
+            "fontWeight": 600,
+            "offset": 8,
+            "subtitleColor": quiet,
+            "subtitleFontSize": small,
+        },
         "style": {
             "ink": {"color": ink, "stroke": ink, "fill": ink},
             "label": {"color": ink, "fill": ink, "fontSize": small},
@@ -126,6 +150,7 @@ def config(
                 "strokeWidth": 1.2,
                 "strokeOpacity": 0.8,
             },
+            "second-guide": {"color": quiet, "stroke": quiet, "strokeDash": [1, 4], "strokeWidth": 2.2},
             "gap": {"stroke": paper, "strokeWidth": 0.6},
         },
         "line": {"strokeWidth": 2, "strokeJoin": "round"},

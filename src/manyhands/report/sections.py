@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from manyhands.analysis.answer import Answer
+from manyhands.analysis import groups
 from manyhands.claims import Settled
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
@@ -18,6 +18,7 @@ from manyhands.records.study_results import Without
 from manyhands.report import palette, repeat
 from manyhands.report.figure import Chart, Figure
 from manyhands.report.findings import Findings
+from manyhands.report.headline import headlines
 
 MOST_REASONS, MOST_NAMES, MOST_VERDICTS, MOST_POINTS = 40, 12, 10, 9
 
@@ -63,12 +64,17 @@ def facts(findings: Findings) -> str:
     where = f"{here.cores} cores of {here.cpu}" if len(hosts) == 1 else formatting.plural(len(hosts), "host")
     began = min(record.environment.started for record in records)[:16].replace("T", " ")
     took = sum(record.seconds for record in records if record.timed)
-    parts = [
+    several = [
         formatting.plural(len(records), "run"),
         formatting.plural(len({record.spec.task for record in records}), "task"),
         formatting.plural(len(findings.variants), "strategy", "strategies"),
+    ]
+    parts = [
+        *([] if findings.run else several),
         where,
-        f"{formatting.duration(took)} of timed runs" if took else "nothing was timed",
+        f"{formatting.duration(took)} of {'training' if findings.run else 'timed runs'}"
+        if took
+        else "nothing was timed",
         f"started {began}",
     ]
     return text(" · ".join(parts))
@@ -111,21 +117,15 @@ def _plain(value: object) -> str:
 
 
 def answer(findings: Findings) -> str:
-    """The answer of each task: the first sentence in large letters, the others below it."""
+    """The answer of each task: the first sentences in large letters, the others below as details."""
     html = []
-    for each in findings.answers:
-        lead, rest = _split(each)
-        html.append(f'<p class="lead">{marked(upper(lead))}</p>')
-        if rest:
-            html.append("<ul>" + "".join(f"<li>{marked(upper(line))}</li>" for line in rest) + "</ul>")
+    for each in headlines(findings):
+        first = " ".join(upper(line) for line in each.leading)
+        html.append(f'<p class="lead">{marked(first)}</p>')
+        if each.details:
+            items = "".join(f"<li>{marked(upper(line))}</li>" for line in each.details)
+            html.append(f"<ul>{items}</ul>")
     return "\n".join(html)
-
-
-def _split(each: Answer) -> tuple[str, list[str]]:
-    """The lead is the first line, if the text starts with it; otherwise it is the whole text."""
-    if each.lines and each.text.startswith(each.lines[0]):
-        return each.lines[0], each.lines[1:]
-    return each.text, [line for line in each.lines if line not in each.text]
 
 
 def strategies(findings: Findings) -> str:
@@ -142,11 +142,19 @@ def strategies(findings: Findings) -> str:
     return f'<div class="filter" role="group" aria-label="Strategies shown">{name}{boxes}</div>'
 
 
-def contents(charts: Iterable[tuple[str, str]], *, judged: bool) -> str:
+def title(findings: Findings) -> tuple[str, str]:
+    """What the page is about, `study` or `run`, and its title."""
+    results = findings.results
+    if findings.run is None or results.title != results.name:
+        return "study" if findings.run is None else "run", results.title
+    return "run", f"{groups.task_name(findings.run)} · {groups.title(findings.run)}"
+
+
+def contents(charts: Iterable[tuple[str, str]], *, judged: bool, alone: bool = False) -> str:
     """Links to all sections."""
     more = [("verdicts", "Verdicts")] if judged else []
-    more += [("runs", "All runs"), ("missing", "Missing"), ("machine", "The machine")]
-    more += [("repeat", "Reproduce")]
+    more += [("runs", "Numbers")] if alone else [("runs", "All runs"), ("missing", "Missing")]
+    more += [("machine", "The machine"), ("repeat", "Reproduce")]
     links = "".join(f'<a href="#{name}">{text(heading)}</a> ' for name, heading in [*charts, *more])
     return f'<nav class="contents" aria-label="Contents">{links}</nav>'
 
@@ -172,6 +180,7 @@ def figure(of: Chart, drawn: Figure, first: int, show: Shown) -> str:
         only = "only" if len(drawn.panels) == 1 else ""
         wide = "wide" if panel.wide else ""
         title = f"<h3>{text(panel.title)}</h3>" if panel.title else ""
+        title += f'<p class="note">{text(panel.note)}</p>' if panel.note else ""
         height = panel.height if not panel.step else panel.step * len(_bands(panel.data["rows"])) + 40
         panels.append(
             f'<div class="panel {wide} {only}">{title}'
@@ -240,10 +249,12 @@ def _link(run: str, folder: Path) -> str:
 
 def missing(findings: Findings) -> str:
     """Cells that failed or were excluded, left out, repeated or noisy, and why."""
+    if findings.run is not None:
+        return ""
     results = findings.results
     noisy = [
         f"{record.run.rpartition('/')[2]}: the machine was {formatting.percent(record.machine_noise)} slower "
-        "than at its best"
+        "than in a good moment"
         for record in results.records
         if record.machine_noise is not None and record.machine_noise > NOISY and record.timed
     ]
@@ -328,14 +339,15 @@ def commands(findings: Findings) -> str:
     html = []
     if again := repeat.study(results):
         html.append(f"<h3>The study</h3><pre><code>{text(again)}</code></pre>")
-    best = []
-    for each in findings.answers:
+    best = [repeat.train(findings.run)] if findings.run else []
+    for each in findings.answers if findings.run is None else []:
         for found in (each.advised, each.cheapest):
             record = findings.by_run.get(found.runs[0]) if found and found.runs else None
             if record is not None:
                 best.append(repeat.train(record))
     if best:
         lines = "\n".join(dict.fromkeys(best))
-        html.append(f"<h3>The runs that the answer names</h3><pre><code>{text(lines)}</code></pre>")
+        heading = "The run" if findings.run else "The runs that the answer names"
+        html.append(f"<h3>{heading}</h3><pre><code>{text(lines)}</code></pre>")
     html.append(f"<h3>This page</h3><pre><code>{text(repeat.report(results))}</code></pre>")
     return f'<section id="repeat"><h2>Reproduce</h2>{"".join(html)}</section>'

@@ -16,7 +16,7 @@ from manyhands.callbacks.base import Callback
 from manyhands.core import formatting
 from manyhands.core.errors import DataUnavailableError, InterruptedRunError, ManyhandsError
 from manyhands.records.record import RunRecord
-from manyhands.records.study_results import Block, Cell, JournalWriter, Results, StudyFolder, block_of
+from manyhands.records.study_results import Block, Cell, JournalWriter, Results, StudyFolder
 from manyhands.study.attempt import CannotWorkError, attempt, in_own_process, ruled_out, tidy
 from manyhands.study.grid import unique
 from manyhands.study.journal_history import History
@@ -80,7 +80,7 @@ class Execution:
         self._history = History(folder.events(), socket.gethostname())
         self._began: float | None = None  # when the first cell began: every session runs at least one
         self._timed = TimedCells(self, self._history, journal.write, study.budget)
-        self.state = StudyState(study)
+        self.state = StudyState(study, blocks=self._history.blocks)
 
     def run(self, jobs: int) -> None:
         """Run all cells that are left one at a time; untimed ones with one rank, `jobs` at a time."""
@@ -288,10 +288,8 @@ class Execution:
     def block(self, entry: CellState, number: int, position: int, speed: BlockSpeed) -> Block:
         """Journal a block of a paired cell."""
         rounded = {name: float(f"{value:.6g}") for name, value in speed._asdict().items() if name != "steps"}
-        event = self._write(
-            "block", entry.cell, round=number, position=position, steps=speed.steps, **rounded
-        )
-        return block_of(event, self._history.sessions)
+        self._write("block", entry.cell, round=number, position=position, steps=speed.steps, **rounded)
+        return self._history.blocks[-1]
 
     def note(self, entry: CellState, text: str) -> None:
         """Show a text beside a running cell."""

@@ -8,7 +8,7 @@ from typing import Literal
 from manyhands.core import formatting
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
-from manyhands.records.study_results import Cell
+from manyhands.records.study_results import Block, Cell
 from manyhands.study.study_file import Study
 
 State = Literal["left", "running", "finished", "failed", "excluded"]
@@ -31,6 +31,7 @@ class StudyState:
 
     study: Study
     entries: dict[str, CellState] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)  # of paired cells
 
     def of(self, *states: State) -> list[CellState]:
         """The cells that are in one of these states."""

@@ -4,54 +4,94 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from manyhands.analysis import groups, target
+from manyhands.analysis.answer import Answer
 from manyhands.analysis.crossing import crossing
 from manyhands.analysis.groups import Key
-from manyhands.analysis.scaling import Baseline, Pair, baselines
-from manyhands.analysis.verdicts import verdicts, word
+from manyhands.analysis.scaling import Baseline, Pair, Point, baselines, points
+from manyhands.analysis.target import ToTarget
+from manyhands.analysis.verdicts import of_runs, word
 from manyhands.core import formatting
-from manyhands.core.registry.strategies import ONE_WORKER
 from manyhands.core.registry.strategy_options import is_default
 from manyhands.core.statistics import NOISY, Summary, measured, ratio
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
-from manyhands.records.study_results import Results, Without
+from manyhands.records.study_results import Block, Results, Without
 from manyhands.study.table_layout import Row, TaskTable, bracketed, draw
 
 Together = Mapping[tuple[str, Key], str]  # by task and cell: rows with the same text belong together
 _NONE: Together = MappingProxyType({})
+TIED = "not told apart"
+
+
+class _Measured(NamedTuple):
+    """What the analyses say of a task's cells, where these were measured in pairs."""
+
+    points: Mapping[Key, Point]
+    arrivals: Mapping[Key, ToTarget]
 
 
 def blocks(
-    records: Sequence[RunRecord], failed: Sequence[Without] = (), together: Together = _NONE
+    records: Sequence[RunRecord],
+    failed: Sequence[Without] = (),
+    together: Together = _NONE,
+    paired: Sequence[Block] = (),
 ) -> list[TaskTable]:
-    """Return a block for each task, in order of appearance; rows that belong together follow each other."""
+    """Return a block for each task, in order of appearance; rows that belong together follow each other.
+
+    `paired` are the measurements of paired cells. The row of such a cell also has what was learned.
+    """
+    study = Results(Path(), "", "", records=list(records), blocks=list(paired))
+    words = {id(record): word(judged) for record, judged in zip(records, of_runs(study), strict=True)}
     names = dict.fromkeys([*groups.tasks(records), *(without.cell.spec.task for without in failed)])
     found = []
     for name in names:
         mine = groups.of_task(records, name)
         lost = [each for each in failed if each.cell.spec.task == name]
+        known = _measured_in_pairs(mine, name, paired)
         alike: dict[tuple[object, ...], list[RunRecord]] = {}
         for record in mine:
-            alike.setdefault(_key(record), []).append(record)
+            alike.setdefault(_key(record, known), []).append(record)
         pairs: dict[int, Pair] = {}  # by batch: a large study has many rows and few batch sizes
         rows = []
         for each in alike.values():
             batch = groups.batch(each[0])
             if batch not in pairs:
-                pairs[batch] = baselines(mine, name, batch)
-            rows.append((_row(each, pairs[batch]), together.get((name, groups.key(each[0])), "")))
-        one, _ = baselines(mine, name, None)
+                pairs[batch] = baselines(mine, name, batch, paired)
+            row = _row(each, pairs[batch], known, words)
+            rows.append((row, together.get((name, groups.key(each[0])), "")))
+        one, _ = baselines(mine, name, None, paired)
         lines = [*bracketed(_gathered(rows)), *map(_failed, lost)]
         found.append(TaskTable(name, _header(mine), lines, one.name if one else ""))
     return found
 
 
+def _measured_in_pairs(mine: Sequence[RunRecord], task: str, paired: Sequence[Block]) -> _Measured:
+    found = [point for point in points(mine, task, blocks=paired) if point.cell]
+    arrivals = target.to_target(mine, blocks=paired) if found else []
+    return _Measured(
+        {Key(point.variant, point.workers, point.threads, point.batch): point for point in found},
+        {Key(each.variant, each.workers, each.threads, each.batch): each for each in arrivals},
+    )
+
+
+def winners(found: Sequence[Answer]) -> Together:
+    """The cells that are not told apart from the fastest of their task."""
+    return {
+        (answer.task, Key(each.variant, each.workers, each.threads, each.batch)): TIED
+        for answer in found
+        for each in answer.winners
+        if len(answer.winners) > 1
+    }
+
+
 def draw_all(results: Results, width: int | None = None, together: Together = _NONE) -> list[str]:
     """Return the whole table, with the task's name above each block if there are several."""
-    found = blocks(results.records, results.failed, together)
+    found = blocks(results.records, results.failed, together, results.blocks)
     lines: list[str] = []
     for block in found:
         if len(found) > 1:
@@ -86,11 +126,15 @@ def _header(records: Sequence[RunRecord]) -> Row:
     )
 
 
-def _row(alike: list[RunRecord], pair: Pair) -> Row:
+def _row(alike: list[RunRecord], pair: Pair, known: _Measured, words: Mapping[int, str]) -> Row:
     first = alike[0]
     timed = [record for record in alike if groups.measured(record)]
-    rate = measured([record.throughput for record in timed]) if timed else None
-    scores = [record.metric for record in alike if record.metric is not None]
+    point, arrival = known.points.get(groups.key(first)), known.arrivals.get(groups.key(first))
+    rate = point.throughput if point else measured([each.throughput for each in timed]) if timed else None
+    over = point.speed_up if point else _speed_up(rate, pair[0])
+    itself = pair[0] is not None and groups.key(first)[1:] == (1, pair[0].threads, pair[0].batch)
+    whole = [record for record in alike if not (point and record.spec.stop_at_target)]
+    scores = [record.metric for record in whole if record.metric is not None]
     end = formatting.score(statistics.median(scores), first.metric_name) if scores else ""
     return Row(
         groups.variant(first),
@@ -98,22 +142,25 @@ def _row(alike: list[RunRecord], pair: Pair) -> Row:
         "" if first.spec.traits.one_worker else str(groups.threads(first)),  # these are with the workers
         f"{groups.batch(first):,}",
         _recipe(first),
-        _length(first.spec),
+        "" if point else _length(first.spec),
         f"{rate.median:,.0f} (± {formatting.percent(_reach(rate) / rate.median)})" if rate else "",
-        _speed_up(groups.key(first), rate, pair[0]),
-        to_target(alike, interval=True),
+        "" if over is None else f"{over.median:.2f}" + ("" if itself else f" (± {_reach(over):.2f})"),
+        _arrival(arrival) if arrival and point else to_target(alike, interval=True),
         end,
-        _verdict(alike, timed, pair),
+        _verdict(alike, words[id(timed[0])] if timed else ""),
     )
 
 
-def _speed_up(key: Key, rate: Summary | None, one: Baseline | None) -> str:
-    if rate is None or one is None:
-        return ""
-    over = ratio(rate, one.throughput)
-    if key == (ONE_WORKER, 1, one.threads, one.batch):
-        return f"{over.median:.2f}"  # compared with itself
-    return f"{over.median:.2f} (± {_reach(over):.2f})"
+def _speed_up(rate: Summary | None, one: Baseline | None) -> Summary | None:
+    return None if rate is None or one is None else ratio(rate, one.throughput)
+
+
+def _arrival(cell: ToTarget) -> str:
+    """The time to the target of a paired cell."""
+    if cell.seconds is None:
+        return "diverged" if cell.diverged == cell.of else "not reached"
+    text = formatting.duration(cell.seconds.median) + _plus_minus(cell.seconds)
+    return text if cell.reached == cell.of else f"{text} ({cell.reached} of {cell.of})"
 
 
 def _reach(value: Summary) -> float:
@@ -121,8 +168,7 @@ def _reach(value: Summary) -> float:
     return max(value.high - value.median, value.median - value.low)
 
 
-def _verdict(alike: list[RunRecord], timed: list[RunRecord], pair: Pair) -> str:
-    said = word(verdicts(timed[0], *pair)) if timed else ""
+def _verdict(alike: list[RunRecord], said: str) -> str:
     noise = max((record.machine_noise or 0.0 for record in alike), default=0.0)
     if noise > NOISY and "noisy" not in said:
         flag = f"noisy: machine {formatting.percent(noise)} slower"
@@ -172,9 +218,11 @@ def _plus_minus(seconds: Summary) -> str:
     return f" (± {shown.removesuffix(' s') if plain else shown})"
 
 
-def _key(record: RunRecord) -> tuple[object, ...]:
-    """What the repeats and seeds of a cell have in common."""
+def _key(record: RunRecord, known: _Measured) -> tuple[object, ...]:
+    """What the repeats and seeds of a cell have in common; a paired cell's speed and learning are one row."""
     spec = record.spec
+    if groups.key(record) in known.points:
+        return groups.key(record), groups.recipe_key(record)
     limits = (spec.epochs, spec.samples, spec.seconds, spec.target)
     return groups.key(record), groups.recipe_key(record), limits
 

@@ -163,7 +163,7 @@ class LiveTable:
         """Update what changes only when a cell changes: the rows and the estimate."""
         assert self._state is not None
         failed = [Without(entry.cell, entry.reason) for entry in self._state.of("failed")]
-        blocks = table.blocks(self._state.records, failed)
+        blocks = table.blocks(self._state.records, failed, paired=self._state.blocks)
         mine = [block for block in blocks if block.task.split(" ")[0] == self._task] or blocks[-1:]
         width = self._console.width - 1
         self._block = [line for block in mine for line in table_layout.draw(block, width, footnote=False)]

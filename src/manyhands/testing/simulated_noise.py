@@ -9,13 +9,17 @@ import numpy as np
 from manyhands.records.record import Evaluation, Noise, RunRecord
 from manyhands.testing.records import record
 
-EVALUATIONS, EVERY = 30, 3000  # samples between two evaluations
+EVERY = 3000  # samples between two evaluations
+LEAST = 30, 120  # evaluations and steps of a run: a large batch needs more samples
 DIMENSIONS = 4  # in how many directions gradients are noisy: few of them, as in real networks
 
-# |G|^2 falls 25-fold, tr(S) to less than half
-_GRADIENTS = [2.3 / (1 + n / 3) ** 1.3 for n in range(EVALUATIONS)]
-_SPREADS = [170 / (1 + n / 8) ** 0.6 for n in range(EVALUATIONS)]
-TRUE_SCALE = math.fsum(s / g for s, g in zip(_SPREADS, _GRADIENTS, strict=True)) / EVALUATIONS
+
+def _truth(progress: float) -> tuple[float, float]:
+    """|G|^2, which falls 23-fold from the start at 0 to the end at 1, and tr(S), which falls to 40 %."""
+    return 2.3 / (1 + 10 * progress) ** 1.3, 170 / (1 + 3.75 * progress) ** 0.6
+
+
+TRUE_SCALE = math.fsum(s / g for g, s in (_truth((n + 0.5) / 1000) for n in range(1000))) / 1000
 
 
 def simulated_noise(
@@ -26,8 +30,9 @@ def simulated_noise(
     The gradients of two halves of a batch are drawn, and their norms compared as in engine/noise_meter.py.
     """
     steps, louder = max(1, EVERY // batch), math.exp(between * chance.standard_normal())
-    curve = []
-    for n, (gradient, spread) in enumerate(zip(_GRADIENTS, _SPREADS, strict=True), 1):
+    evaluations, curve = max(LEAST[0], LEAST[1] // steps), []
+    for n in range(1, evaluations + 1):
+        gradient, spread = _truth((n - 0.5) / evaluations)
         mean = np.zeros(DIMENSIONS)
         mean[0] = math.sqrt(gradient)
         deviation = math.sqrt(louder * spread / DIMENSIONS / (batch / 2))
@@ -38,13 +43,8 @@ def simulated_noise(
         curve.append(
             Evaluation(step=n * steps, samples=n * steps * batch, seconds=float(n), metric=0.5, noise=pair)
         )
-    whole = Noise(small=batch / 2, big=batch, gradient=1.0, spread=1.0, steps=EVALUATIONS * steps)
+    whole = Noise(small=batch / 2, big=batch, gradient=1.0, spread=1.0, steps=evaluations * steps)
+    name = f"seed-{seed}"
     return record(
-        batch=batch,
-        accumulate=2,
-        steps_to_target=None,
-        seed=seed,
-        curve=curve,
-        noise=whole,
-        run=f"seed-{seed}",
+        batch=batch, accumulate=2, steps_to_target=None, seed=seed, curve=curve, noise=whole, run=name
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from manyhands.report.charts import (
     asynchrony,
+    best,
     generalization,
     learning,
     machine,
+    pairs,
     regimes,
     scaling,
     step,
@@ -18,73 +20,78 @@ from manyhands.report.figure import Chart
 OPENING = Chart(
     "answer",
     "Each strategy at its best",
-    "One bar per strategy, at the workers and batch where it is best. The thin line is the 95 % interval.",
-    target.best_of_each,
+    "One bar per strategy, with the number of workers and the batch at which it is best.",
+    best.figure,
+)
+CURVES = Chart(
+    "curves",
+    "Learning curves",
+    "One line per run. Early points far below the target may lie outside of the chart.",
+    learning.figure,
 )
 CHARTS = (
     OPENING,
     Chart(
         "speed-up",
         "Speed-up and efficiency",
-        "Up is faster; the dashed line is what ideal workers would bring. Bars: 95 % interval over repeats.",
+        "How much faster several workers process samples than one does. Higher is better.",
         scaling.figure,
     ),
     Chart(
         "time-to-target",
         "Time to the target",
-        "Dark is fast. Rows are strategies and workers, columns batches. A dash: not reached; "
-        "a dot: reached, but not timed.",
-        target.heat_map,
+        "The darker a cell, the sooner the target was reached. – not reached, · not timed, × diverged.",
+        target.figure,
+    ),
+    Chart(
+        "how-sure",
+        "How sure",
+        "Each round measured a cell and the baseline next to each other, so that their ratio does not drift.",
+        pairs.figure,
     ),
     Chart(
         "breakdown",
         "Where the time goes",
-        "Blue and green are computing; red, orange and pink are communication, waiting and data.",
+        "Forward, backward and optimizer are work; communication, wait, data and other are lost time.",
         step.breakdown,
     ),
     Chart(
         "steps-to-target",
         "Larger batches, fewer steps",
-        "On the dashed line twice the batch halves the steps. Green: nearly so; orange: diminishing returns; "
-        "pink: almost no gain. Hollow: target not reached within these steps.",
+        "Each point is a batch size. An open triangle: the target was not reached within these steps.",
         regimes.figure,
     ),
     Chart(
         "noise-scale",
         "Gradient noise scale",
-        "The batch at which noise and signal are equal; it should be near the measured critical batch.",
+        "The batch at which a gradient is as much noise as signal: the critical batch should be near it.",
         regimes.noise,
     ),
     Chart(
         "accuracy-by-batch",
         "Accuracy against batch",
-        "A line that falls pays for its large batch with accuracy. Bars: 95 % interval over seeds.",
+        "The metric of runs that trained to their end. Bars: 95 % intervals, where there are several seeds.",
         generalization.figure,
     ),
-    Chart(
-        "curves",
-        "Learning curves",
-        "One line per run, by samples seen and by seconds of training.",
-        learning.figure,
-    ),
+    CURVES,
     Chart(
         "staleness",
         "Staleness",
         "How many updates old the gradients were: the area of a circle is the share of updates.",
         asynchrony.figure,
     ),
-    Chart("communication", "Communication", "What a worker exchanges with others.", step.communication),
-    Chart("memory", "Memory", "The bar ends at the largest rank; each tick is one rank.", step.memory),
+    Chart("communication", "Communication", "What one worker sends and receives.", step.communication),
+    Chart("memory", "Memory", "The bar ends at the largest process; each tick is one process.", step.memory),
     Chart(
         "timeline",
         "Timeline of a step",
-        "One row per rank; the numbers are micro-batches. Orange and red: waiting and communication.",
+        "One row per process. Numbers in the bars count micro-batches.",
         timeline.figure,
     ),
     Chart(
         "machine-noise",
         "Machine noise",
-        "The time of a fixed computation, repeated between the runs: a flat line is a quiet machine.",
+        "The time of a fixed computation, repeated between the runs. A flat line is a quiet machine.",
         machine.figure,
     ),
 )

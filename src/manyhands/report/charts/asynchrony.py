@@ -5,7 +5,6 @@ from __future__ import annotations
 import altair as alt
 
 from manyhands.analysis.asynchrony import Asynchrony
-from manyhands.core import formatting
 from manyhands.report.charts import common
 from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
@@ -48,7 +47,7 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
             data.append(
                 {
                     "variant": each.variant,
-                    "title": f"{each.variant} · {each.workers}",
+                    "title": common.place(each.variant, each.workers),
                     "staleness": stale,
                     "share": tidy(count / total),
                     "mean": tidy(each.staleness),
@@ -56,7 +55,7 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
             )
     most_share = max(float(row["share"]) for row in data)
     tip = common.tips(
-        ("title:N", "strategy · workers"),
+        ("title:N", "strategy"),
         ("staleness:Q", "updates behind"),
         ("share:Q", "share of updates", ".1%"),
         ("mean:Q", "mean", ".2f"),
@@ -68,7 +67,7 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
         .mark_circle(opacity=0.95)
         .encode(
             x=x,
-            y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(grid=True, labelLimit=180)),
+            y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(grid=True)),
             size=alt.Size("share:Q", scale=alt.Scale(domain=[0, most_share], range=[0, 600]), legend=None),
             color=common.color(findings.looks, data, legend=False),
             tooltip=tip,
@@ -127,6 +126,7 @@ def _scatter(findings: Findings, task: str, mine: list[Asynchrony], text: str) -
         common.layered(one, dots),
         {"rows": data, "one": [{"samples_ratio": 1}]},
         f"Samples to the target against mean staleness. {text}",
+        note="Dashed: as many samples as the synchronous way.",
     )
 
 
@@ -138,8 +138,4 @@ def _sentence(task: str, mine: list[Asynchrony]) -> str:
     )
     if most.samples_ratio is None:
         return text + "; what that costs is unknown, because no pair of runs reached the target."
-    if 0.95 <= most.samples_ratio <= 1.05:
-        return text + ", and it needs as many samples as the synchronous way."
-    more = "more" if most.samples_ratio > 1 else "fewer"
-    share = formatting.percent(abs(most.samples_ratio - 1))
-    return f"{text}, and it needs {share} {more} samples than the synchronous way."
+    return f"{text}; it took {most.samples_ratio:.2f} times the samples of the synchronous way."

@@ -93,6 +93,14 @@ def sentence(parts: Sequence[str]) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def place(variant: str, workers: int, threads: int = 1) -> str:
+    """The name of a row: `allreduce · 2 workers`, `single · 2 threads`."""
+    if variant == ONE_WORKER:
+        return f"{variant} · {formatting.plural(threads, 'thread')}"
+    more = f" x {threads} threads" if threads > 1 else ""
+    return f"{variant} · {formatting.plural(workers, 'worker')}{more}"
+
+
 def spoken(variant: str, workers: int, threads: int = 1) -> str:
     """`allreduce with 2 workers`, for use in a sentence."""
     if variant == ONE_WORKER:
@@ -104,3 +112,24 @@ def many(title: str, field: str) -> alt.X:
     """An axis of large numbers: `0`, `50k`, `100k`."""
     short_ = "datum.value == 0 ? '0' : format(datum.value, '~s')"
     return alt.X(f"{field}:Q", title=title, axis=alt.Axis(labelExpr=short_, tickCount=6))
+
+
+# `500 ms`, `1.5 s`, `20 min`: d3's `500m` would be read as minutes
+TIME_LABELS = (
+    "datum.value == 0 ? '0' : abs(datum.value) < 1 ? format(1000 * datum.value, '~g') + ' ms' : "
+    "abs(datum.value) < 600 ? format(datum.value, '~g') + ' s' : format(datum.value / 60, '~g') + ' min'"
+)
+
+
+def time_axis(**more: Any) -> alt.Axis:
+    """An axis of seconds whose labels have units."""
+    return alt.Axis(labelExpr=TIME_LABELS, **({"tickCount": 6} | more))
+
+
+def brief_time(seconds: float) -> str:
+    """A time with two digits for the cell of a map: `73 ms`, `0.45 s`, `7.9 s`, `39 s`, `12 min`."""
+    if seconds < 0.0995:
+        return formatting.duration(seconds)
+    if seconds < 0.995:
+        return f"{seconds:.2f} s"
+    return formatting.duration(seconds) if seconds < 600 else f"{seconds / 60:.0f} min"

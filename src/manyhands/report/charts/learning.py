@@ -8,10 +8,10 @@ from itertools import product
 import altair as alt
 
 from manyhands.analysis import groups
-from manyhands.analysis.crossing import Crossing, crossing
+from manyhands.analysis.crossing import crossing
 from manyhands.core import formatting
 from manyhands.records.record import Evaluation, RunRecord
-from manyhands.report.charts import common
+from manyhands.report.charts import common, sureness
 from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
@@ -26,7 +26,7 @@ def figure(findings: Findings) -> Figure | None:
         drawn = _chosen(findings, task, mine)
         left += len(mine) - len(drawn)
         if drawn:
-            sentences.append(_sentence(task, drawn))
+            sentences.append(_sentence(findings, task, drawn))
             panels += _panels(findings, task, drawn, sentences[-1])
     return Figure(common.sentence(sentences), panels, limited(left, "run", RECORDS)) if panels else None
 
@@ -65,15 +65,32 @@ def _rows(record: RunRecord) -> list[Row]:
         {
             "variant": groups.variant(record),
             "title": groups.title(record),
-            "workers": record.spec.workers,
+            "line": _line(record),
             "samples": point.samples,
             "seconds": tidy(point.seconds),
             "metric": tidy(point.metric),
             "loss": tidy(point.test_loss if point.test_loss is not None else point.loss),
             "run": common.short(record.run),
-            "timed": record.timed,
         }
         for point in thin(record.curve, MOST_POINTS)
+    ]
+
+
+def _line(record: RunRecord) -> str:
+    """What the dashes of a line mean: `2 workers`, `1 worker x 2 threads`."""
+    threads = groups.threads(record)
+    more = f" x {threads} threads" if threads > 1 else ""
+    return formatting.plural(record.spec.workers, "worker") + more
+
+
+def _both_losses(record: RunRecord) -> list[Row]:
+    """Training loss next to test loss, for a single run."""
+    points = thin(record.curve, MOST_POINTS)
+    return [
+        {**row, "line": line, "loss": tidy(value)}
+        for line in ("test", "training")
+        for row, point in zip(_rows(record), points, strict=True)
+        if (value := point.test_loss if line == "test" else point.loss) is not None
     ]
 
 
@@ -81,22 +98,35 @@ def _panels(findings: Findings, task: str, drawn: list[RunRecord], text: str) ->
     data = [row for record in drawn for row in _rows(record)]
     name = drawn[0].metric_name
     panels = []
-    timed = [row["timed"] for row in data]
-    for measure, by in product(("metric", "loss"), ("samples", "seconds") if all(timed) else ("samples",)):
+    timed = all(record.timed for record in drawn)
+    for measure, by in product(("metric", "loss"), ("samples", "seconds") if timed else ("samples",)):
         known = [row for row in data if row[measure] is not None]
-        if known:
-            title = f"{task} · {'test ' + (name if measure == 'metric' else 'loss')} by {by}"
-            view = _view(findings, known, drawn[0], measure, by)
-            panels.append(
-                Panel(title, view, {"rows": known, "target": _target(drawn[0])}, f"{title}. {text}")
-            )
+        if findings.run and measure == "loss":
+            known = _both_losses(findings.run)
+        if not known:
+            continue
+        what = f"test {name}" if measure == "metric" else "loss" if findings.run else "test loss"
+        title = f"{task} · {what} by {'time' if by == 'seconds' else by}"
+        note = ""
+        if measure == "metric":
+            note = f"Dashed, across: the target, {formatting.threshold(drawn[0].target, name)}."
+        view = _view(findings, known, drawn[0], measure, by)
+        rows: dict[str, list[Row]] = {"rows": known, "target": [{"target": drawn[0].target}]}
+        panels.append(Panel(title, view, rows, f"{title}. {text}", note=note))
     return panels
 
 
-def _target(record: RunRecord) -> list[Row]:
-    return [
-        {"target": record.target, "name": f"target {formatting.threshold(record.target, record.metric_name)}"}
-    ]
+def _dashes(data: list[Row]) -> alt.StrokeDash:
+    """Dashes by number of workers and threads, or by kind of loss."""
+    lines = sorted({str(row["line"]) for row in data}, key=lambda line: (len(line), line))
+    dashes = [[1, 0], [5, 3], [2, 2], [8, 3, 2, 3], [1, 4]]
+    key = alt.Legend(symbolType="stroke", orient="bottom", direction="horizontal", symbolSize=300)
+    return alt.StrokeDash(
+        "line:N",
+        title=None,
+        scale=alt.Scale(domain=lines, range=[dashes[k % len(dashes)] for k in range(len(lines))]),
+        legend=key if len(lines) > 1 else None,
+    )
 
 
 def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, by: str) -> alt.LayerChart:
@@ -115,27 +145,14 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
     )
     y = alt.Y(
         f"{measure}:Q",
-        title=f"test {name}" if measure == "metric" else "test loss",
+        title=f"test {name}" if measure == "metric" else "loss" if findings.run else "test loss",
         scale=scale,
         axis=alt.Axis(format=".0%" if percent else "~g", tickCount=5),
     )
-    x = common.many("seconds of training" if by == "seconds" else "samples seen", by)
-    workers = sorted({int(row["workers"]) for row in data})
-    dashes = [[1, 0], [5, 3], [2, 2], [8, 3, 2, 3], [1, 4]]
-    dash = alt.StrokeDash(
-        "workers:O",
-        scale=alt.Scale(domain=workers, range=[dashes[k % len(dashes)] for k in range(len(workers))]),
-        legend=alt.Legend(
-            title="workers",
-            symbolType="stroke",
-            orient="bottom",
-            direction="horizontal",
-            titleOrient="left",
-            symbolSize=300,
-        )
-        if len(workers) > 1
-        else None,
-    )
+    x = common.many("samples seen", "samples")
+    if by == "seconds":
+        x = alt.X("seconds:Q", title="training time", axis=common.time_axis())
+    dash = _dashes(data)
     base = common.rows().encode(x=x, y=y, color=common.color(findings.looks, data), detail="run:N")
     tip = common.tips(
         ("title:N", "run"),
@@ -150,11 +167,7 @@ def _view(findings: Findings, data: list[Row], record: RunRecord, measure: str, 
         base.mark_point(size=70, opacity=0).encode(tooltip=tip),  # invisible, carries the tooltip
     ]
     if measure == "metric":
-        level = common.rows("target").encode(y="target:Q")
-        layers.insert(0, level.mark_rule(style="guide"))
-        layers.append(
-            level.mark_text(style="note", align="right", x="width", dx=-4, dy=8).encode(text="name:N")
-        )
+        layers.insert(0, common.rows("target").encode(y="target:Q").mark_rule(style="guide"))
     return common.layered(*layers)
 
 
@@ -163,27 +176,34 @@ def _distance(record: RunRecord) -> float:
     return abs(record.best_metric - record.target) if record.best_metric is not None else math.inf
 
 
-def _sentence(task: str, drawn: list[RunRecord]) -> str:
-    arrived = {record.run: found for record in drawn if (found := crossing(record)) is not None}
-    name = drawn[0].metric_name
+def _sentence(findings: Findings, task: str, drawn: list[RunRecord]) -> str:
+    """How many of the runs reached the target; who is first is said by the answer, and only there."""
+    arrived = [record for record in drawn if groups.succeeded(record)]
+    name, count = drawn[0].metric_name, formatting.plural(len(drawn), "run")
     target = formatting.threshold(drawn[0].target, name)
     if not arrived:
         best = min(drawn, key=_distance)
+        none = "the run did not reach" if len(drawn) == 1 else f"none of the {count} drawn here reached"
         return (
-            f"{task}: none of the runs drawn here reached {target}; the nearest is {groups.title(best)} "
+            f"{task}: {none} {target}; the nearest is {groups.title(best)} "
             f"with {formatting.score(best.best_metric, name)}."
         )
-    reached = [(record, arrived[record.run]) for record in drawn if record.run in arrived]
-    fewest, least = min(reached, key=lambda pair: pair[1].samples)
-    if not all(record.timed for record in drawn):
-        return f"{task}: {groups.title(fewest)} is first at {target}, after {_count(least, fewest)}."
-    fastest, first = min(reached, key=lambda pair: pair[1].seconds or 0.0)
-    text = f"{task}: {groups.title(fastest)} is first at {target} by the clock"
-    if fewest is fastest:
-        return text + ", and needs the fewest samples too."
-    counts = f"{_count(least, fewest)} against {_count(first, fastest)}"
-    return f"{text}, {groups.title(fewest)} by samples: {counts}."
+    if len(drawn) == 1:
+        return f"{task}: {groups.title(drawn[0])} reached {target} {_after(drawn[0])}."
+    text = f"{task}: {len(arrived)} of the {count} drawn here reached {target}"
+    won = {sureness.cell_key(each) for each in findings.winners(task)}
+    first = [record for record in arrived if groups.key(record) in won]
+    if not first:
+        return text + "."
+    return f"{text}; {groups.title(first[0])}, among the fastest of the study, {_after(first[0])}."
 
 
-def _count(found: Crossing, record: RunRecord) -> str:
-    return formatting.count(round(found.samples), record.unit)
+def _after(record: RunRecord) -> str:
+    """`after 102,400 images and 7.9 s of training`."""
+    found = crossing(record)
+    if found is None:
+        return "at an unknown time"
+    seen = formatting.count(round(found.samples), record.unit)
+    if not record.timed or not found.seconds:
+        return f"after {seen}"
+    return f"after {seen} and {common.brief_time(found.seconds)} of training"

@@ -37,22 +37,24 @@ def figure(findings: Findings) -> Figure | None:
         )
     noisy = sum(each.seconds / best - 1 > NOISY for each in found)
     worst = max(each.seconds for each in found) / best - 1
+    lowest = min(each.seconds for each in found) / best - 1
+    many = f"{noisy} of {len(found)}" if noisy else f"none of {len(found)}"
     text = (
-        f"The machine was at most {formatting.percent(worst)} slower than at its best; "
-        + (
-            f"{noisy} of {len(found)} calibrations found it"
-            if noisy
-            else f"none of {len(found)} calibrations found it"
-        )
-        + f" noisy (over {formatting.percent(NOISY)} slower)."
+        f"The machine was at most {formatting.percent(worst)} slower than in a good moment; {many} "
+        f"calibrations found it noisy (over {formatting.percent(NOISY)} slower)."
     )
     base = common.rows().encode(
-        x=alt.X("minutes:Q", title="minutes since the study began", axis=alt.Axis(tickCount=8)),
+        x=alt.X(
+            "minutes:Q",
+            title="minutes since the study began",
+            scale=alt.Scale(nice=False, padding=12),
+            axis=alt.Axis(tickCount=8),
+        ),
         y=alt.Y(
             "slower:Q",
-            title="slower than at its best",
+            title="slower than in a good moment",
             axis=alt.Axis(format="%", tickCount=5),
-            scale=alt.Scale(domainMin=0),
+            scale=alt.Scale(domain=[_floor(lowest), 1.1 * max(worst, NOISY / 3)], nice=False),
         ),
     )
     color = common.fixed("state", {"quiet": "#0072b2", "noisy": "#d55e00"}, legend=False)
@@ -65,14 +67,23 @@ def figure(findings: Findings) -> Figure | None:
         ("took:N", "took"),
         ("state:N", "machine"),
     )
-    level = common.rows("limit").encode(y="slower:Q")
+    zero = common.rows("zero").encode(y="slower:Q").mark_rule(style="ink", strokeWidth=0.6, strokeOpacity=0.5)
     view = common.layered(
-        level.mark_rule(style="guide"),
-        level.mark_text(
-            style="note", align="left", x=4, dy=-6, text=f"noisy beyond {formatting.percent(NOISY)}"
-        ),
+        common.rows("limit").encode(y="slower:Q").mark_rule(style="guide"),
+        zero,
         base.mark_line(strokeWidth=1, strokeOpacity=0.5, color="#0072b2"),
         base.mark_point(size=40).encode(color=color, shape=shape, tooltip=tip),
     )
     limit: list[Row] = [{"slower": NOISY}] if worst > NOISY / 3 else []
-    return Figure(text, [Panel("", view, {"rows": data, "limit": limit}, text, 200, wide=True)])
+    lines: dict[str, list[Row]] = {"rows": data, "limit": limit, "zero": [{"slower": 0}]}
+    note = (
+        f"Dashed: noisy from {formatting.percent(NOISY)} on. Points below 0 % were even faster."
+        if limit
+        else ""
+    )
+    return Figure(text, [Panel("", view, lines, text, 200, wide=True, note=note)])
+
+
+def _floor(lowest: float) -> float:
+    """The lower end of the axis: below all points, which would otherwise lie on the labels."""
+    return min(-0.01, 1.25 * lowest)

@@ -116,9 +116,10 @@ def _panel(fit: Regimes) -> Panel:
         missed = base.transform_filter("datum.kind != 'measured'")
         hollow = missed.mark_point(style="ink", shape="triangle-up", filled=False, size=80)
         layers.append(hollow.encode(y="steps:Q", tooltip=tip))
-    return Panel(
-        _name(fit), common.layered(*layers), data, f"Steps to the target by batch. {_sentence(fit)}", 320
-    )
+    lines = [f"Dotted: {row['name']}." for row in data.get("critical", [])]
+    lines = ["Dashed: twice the batch, half the steps.", *lines] if "ideal" in data else lines
+    text = f"Steps to the target by batch. {_sentence(fit)}"
+    return Panel(_name(fit), common.layered(*layers), data, text, 320, note=" ".join(lines))
 
 
 def _axis(fit: Regimes) -> str:
@@ -153,14 +154,12 @@ def _fitted(fit: Regimes, low: float, high: float) -> dict[str, list[Row]]:
 def _critical(b_crit: Estimate, low: float, high: float) -> list[Row]:
     if not low < b_crit.value < high:
         return []
-    right = b_crit.value > math.sqrt(low * high)
     return [
         {
             "batch": tidy(b_crit.value),
             "low": tidy(max(low, b_crit.low)),
             "high": tidy(min(high, b_crit.high)),
             "name": f"critical batch {b_crit.value:,.0f}",
-            "right": right,
         }
     ]
 
@@ -178,13 +177,9 @@ def _drawn_fit(critical: list[Row], x: alt.X) -> list[alt.Chart]:
         common.rows("ideal").mark_line(style="guide").encode(x="batch:Q", y="ideal:Q"),
         common.rows("fit").mark_line(strokeWidth=2, color="#0072b2").encode(x=x, y="fit:Q"),
     ]
-    for row in critical:
+    if critical:
         level = common.rows("critical").encode(x="batch:Q")
-        side: Any = {"align": "right", "dx": -5} if row["right"] else {"align": "left", "dx": 5}
-        drawn += [
-            level.mark_rule(style="guide").encode(y=alt.value(20), y2=alt.value("height")),
-            level.mark_text(style="note", y="height", dy=-10, **side).encode(text="name:N"),
-        ]
+        drawn.append(level.mark_rule(style="second-guide").encode(y=alt.value(20), y2=alt.value("height")))
     return drawn
 
 
@@ -263,8 +258,9 @@ def _noise_panel(each: NoiseScale) -> Panel:
         layers = [
             level.mark_rect(opacity=0.15, color="#009e73").encode(y=alt.Y("low:Q"), y2="high:Q"),
             level.mark_rule(style="guide").encode(y="value:Q"),
-            level.mark_text(style="note", align="left", x=6, dy=-7).encode(y="value:Q", text="name:N"),
         ]
     layers += [base.mark_line(color="#0072b2"), base.mark_point(color="#0072b2", size=40).encode(tooltip=tip)]
     data: dict[str, list[Row]] = {"rows": line} | ({"critical": band} if band else {})
-    return Panel(each.task, common.layered(*layers), data, f"Noise scale by samples. {_noise_sentence(each)}")
+    note = "Dashed: the measured critical batch, with its interval." if band else ""
+    text = f"Noise scale by samples. {_noise_sentence(each)}"
+    return Panel(each.task, common.layered(*layers), data, text, note=note)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import altair as alt
 
-from manyhands.analysis.scaling import Curve
+from manyhands.analysis.scaling import Curve, Point
 from manyhands.core import formatting
-from manyhands.report.charts import common
+from manyhands.report import palette
+from manyhands.report.charts import common, sureness
 from manyhands.report.figure import Figure, Panel, Row, tidy
 from manyhands.report.findings import Findings
 
@@ -21,17 +21,18 @@ def figure(findings: Findings) -> Figure | None:
     drawn = 0
     for task in findings.tasks:
         for number, chosen in enumerate(_chosen(findings, task)):
-            data = _rows(chosen)
+            data = _rows(findings, chosen)
             if not data:
                 continue
             drawn += len(chosen)
-            panels += _panels(findings, chosen, data)
-            sentences += [_sentence(chosen, data)] if number == 0 else []  # one per task is enough
+            text = _sentence(findings, chosen)
+            panels += _panels(findings, chosen, data, text)
+            sentences += [text] if number == 0 else []  # one per task is enough
     if not panels:
         return None
     left = sum(curve.task in findings.tasks for curve in findings.curves) - drawn
     note = (
-        f"{formatting.plural(left, 'further curve')} at other batches can be read from the table."
+        f"{formatting.plural(left, 'more curve')} at other batches: see the table of all runs."
         if left
         else ""
     )
@@ -52,22 +53,37 @@ def _chosen(findings: Findings, task: str) -> list[list[Curve]]:
     return found
 
 
-def _rows(curves: list[Curve]) -> list[Row]:
+def _members(curves: list[Curve]) -> list[tuple[str, Point]]:
+    """The points with a speed-up, each with the variant of its curve: curves may share their first point."""
+    return [(c.variant, point) for c in curves for point in c.points if point.speed_up is not None]
+
+
+def _leaders(findings: Findings, curves: list[Curve]) -> list[Point]:
+    """The fastest points of these curves that are not told apart."""
+    once = {sureness.cell_key(point): point for _, point in _members(curves)}
+    return findings.fastest(list(once.values()))
+
+
+def _rows(findings: Findings, curves: list[Curve]) -> list[Row]:
+    if not (members := _members(curves)):
+        return []
+    won = {sureness.cell_key(each) for each in _leaders(findings, curves)}
     return [
         {
-            "variant": curve.variant,
+            "variant": variant,
             "workers": point.workers,
             "batch": point.batch,
             "speed_up": tidy(point.speed_up.median),
             "low": tidy(point.speed_up.low),
             "high": tidy(point.speed_up.high),
+            "interval": sureness.interval(point.speed_up, point.how, lambda end: f"{end:.2f}x"),
             "efficiency": tidy(point.efficiency),
             "throughput": tidy(point.throughput.median),
             "noisy": "yes" if point.noisy else "no",
+            "winner": "yes" if sureness.cell_key(point) in won else "",
             "run": common.runs(point.runs),
         }
-        for curve in curves
-        for point in curve.points
+        for variant, point in members
         if point.speed_up is not None
     ]
 
@@ -77,17 +93,16 @@ def _title(curve: Curve) -> str:
     return f"{curve.task} · {what}"
 
 
-def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Panel]:
+def _panels(findings: Findings, curves: list[Curve], data: list[Row], shown: str) -> list[Panel]:
     first = curves[0]
-    baseline = first.baseline.name if first.baseline else "one worker"
+    baseline = first.baseline.spoken if first.baseline else "one worker"
     most = max(int(row["workers"]) for row in data)
     tip = common.tips(
         ("variant:N", "strategy"),
         ("workers:Q", "workers"),
         ("batch:Q", "batch", ",d"),
         ("speed_up:Q", "speed-up", ".2f"),
-        ("low:Q", "from", ".2f"),
-        ("high:Q", "to", ".2f"),
+        ("interval:N", "95 % interval"),
         ("efficiency:Q", "efficiency", ".0%"),
         ("throughput:Q", "samples/s", ",.0f"),
         ("noisy:N", "noisy machine"),
@@ -99,28 +114,35 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
     ideal: list[Row] = [{"workers": n, "ideal": n, "one": 1} for n in (1, most)]
     extra: dict[str, list[Row]] = {"rows": data, "ideal": ideal, "threads": _threads(curves)}
     guide = common.rows("ideal").mark_line(style="guide").encode(x="workers:Q")
-    y = alt.Y("speed_up:Q", title=f"speed-up over {baseline}", scale=alt.Scale(domainMin=0))
+    y = alt.Y("speed_up:Q", title="speed-up", scale=alt.Scale(domainMin=0))
+    ring = common.rows().encode(x=x).transform_filter("datum.winner == 'yes'")
     layers: list[alt.Chart] = [
         guide.encode(y=alt.Y("ideal:Q")),
-        common.rows("ideal")
-        .mark_text(style="note", align="right", dx=-8, dy=-2, text="ideal")
-        .transform_filter(alt.datum.workers == most)
-        .encode(x="workers:Q", y="ideal:Q"),
         base.mark_line(strokeOpacity=0.85).encode(y=y),
         base.mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
+        ring.mark_point(shape="circle", filled=False, size=200, color=palette.INK, strokeWidth=1.3).encode(
+            y="speed_up:Q"
+        ),
         base.mark_point().encode(y="speed_up:Q", shape=shape, tooltip=tip),
     ]
     if extra["threads"]:
-        level = common.rows("threads").encode(y="speed_up:Q")
-        layers.insert(0, level.mark_rule(style="guide"))
-        layers.append(_label(level, data, float(extra["threads"][0]["speed_up"])))
-    shown = _sentence(curves, data)
+        layers.insert(0, common.rows("threads").encode(y="speed_up:Q").mark_rule(style="second-guide"))
+    ring_name = "Ringed: the fastest"
+    if len(_leaders(findings, curves)) > 1:
+        ring_name += ", and what is not told apart from it"
+    notes = [
+        f"Over {baseline}.",
+        "Dashed: ideal.",
+        *(f"Dotted: {row['name']}." for row in extra["threads"]),
+        f"{ring_name}.",
+        sureness.intervals_note((point.how for _, point in _members(curves) if point.workers > 1), "Bars"),
+    ]
     second = [
         guide.encode(y=alt.Y("one:Q")),
         base.mark_line(strokeOpacity=0.85).encode(
             y=alt.Y(
                 "efficiency:Q",
-                title="efficiency (speed-up per worker)",
+                title="efficiency",
                 axis=alt.Axis(format="%"),
                 scale=alt.Scale(domainMin=0),
             )
@@ -128,23 +150,21 @@ def _panels(findings: Findings, curves: list[Curve], data: list[Row]) -> list[Pa
         base.mark_point().encode(y="efficiency:Q", shape=shape, tooltip=tip),
     ]
     return [
-        Panel(_title(first), common.layered(*layers), extra, f"Speed-up by workers. {shown}"),
+        Panel(
+            f"{_title(first)} · speed-up",
+            common.layered(*layers),
+            extra,
+            f"Speed-up by workers. {shown}",
+            note=" ".join(filter(None, notes)),
+        ),
         Panel(
             f"{_title(first)} · efficiency",
             common.layered(*second),
             {"rows": data, "ideal": ideal},
             f"Efficiency, speed-up divided by workers. {shown}",
+            note="Speed-up per worker. Dashed: ideal.",
         ),
     ]
-
-
-def _label(level: alt.Chart, data: list[Row], height: float) -> alt.Chart:
-    """The label of the line for plain threads, on the side with fewer points near it."""
-    top = max(float(row["workers"]) for row in data)
-    gaps = [float(row["speed_up"]) - height for row in data if float(row["workers"]) == top]
-    above, below = (sum(0 < side * gap < 0.08 * top for gap in gaps) for side in (1, -1))
-    name: alt.Chart = level.mark_text(style="note", align="right", x="width", dy=-7 if above <= below else 9)
-    return name.encode(text="name:N")
 
 
 def _threads(curves: list[Curve]) -> list[Row]:
@@ -152,25 +172,21 @@ def _threads(curves: list[Curve]) -> list[Row]:
     for curve in curves:
         if curve.baseline and curve.threads_baseline and curve.threads_baseline.threads > 1:
             ratio = curve.threads_baseline.throughput.median / curve.baseline.throughput.median
-            name = f"one worker, {curve.threads_baseline.threads} threads: {ratio:.2f}x"
+            name = f"one worker with {curve.threads_baseline.threads} threads, {ratio:.2f}x"
             return [{"speed_up": tidy(ratio), "name": name}]
     return []
 
 
-def _sentence(curves: list[Curve], data: list[Row]) -> str:
-    best: Any = max(data, key=lambda row: row["speed_up"])
-    first = curves[0]
-    baseline = first.baseline.name if first.baseline else "one worker"
-    text = (
-        f"{_title(first)}: {best['variant']} with {formatting.plural(best['workers'], 'worker')} is "
-        f"{best['speed_up']:.2f}x as fast as {baseline}"
-    )
-    if best["efficiency"] is not None and best["workers"] > 1:
-        text += f" ({formatting.percent(best['efficiency'])} efficiency)"
-    more: Any = [
-        row for row in data if row["variant"] == best["variant"] and row["workers"] > best["workers"]
-    ]
-    if more:
-        last = max(more, key=lambda row: row["workers"])
-        text += f"; {last['workers']} workers bring only {last['speed_up']:.2f}x"
+def _sentence(findings: Findings, curves: list[Curve]) -> str:
+    """Who computes fastest at this batch, and what more workers of the same kind do."""
+    leaders, first = _leaders(findings, curves), curves[0]
+    named = [common.spoken(each.variant, each.workers, each.threads) for each in leaders]
+    text = f"{_title(first)}: by samples per second, {sureness.fastest(named)}"
+    if (ahead := leaders[0].speed_up) is not None and leaders[0].workers > 1:
+        over = first.baseline.spoken if first.baseline else "one worker"
+        verb = "is" if len(leaders) == 1 else "the first is"
+        text += f"; {verb} {ahead.median:.2f}x ({ahead.low:.2f} to {ahead.high:.2f}) as fast as {over}"
+    most = max(point.workers for _, point in _members(curves))
+    if most > max(each.workers for each in leaders):
+        text += f". With {most} workers all are slower than that"
     return text + "."

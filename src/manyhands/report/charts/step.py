@@ -17,6 +17,7 @@ from manyhands.report.findings import Findings
 
 MOST = 18  # bars per panel
 LOST = ("communication", "wait", "data", "other")
+NEXT_TO_NOTHING = 10_000  # bytes for 1,000 samples: a flag or a counter, no gradients
 
 
 def _shown(findings: Findings, task: str) -> tuple[list[Breakdown], int]:
@@ -37,12 +38,7 @@ def _threads(findings: Findings, each: Breakdown) -> str:
 
 
 def _name(findings: Findings, each: Breakdown, batch: int | None) -> str:
-    threads = _threads(findings, each)
-    name = (
-        f"{each.variant} · {formatting.plural(int(threads), 'thread')}"
-        if threads
-        else f"{each.variant} · {each.workers}"
-    )
+    name = common.place(each.variant, each.workers, int(_threads(findings, each) or 1))
     return name if each.batch == batch else f"{name} · batch {each.batch:,}"
 
 
@@ -92,18 +88,18 @@ def breakdown(findings: Findings) -> Figure | None:
             common.rows()
             .mark_bar(style="gap", height={"band": 0.72}, cornerRadiusEnd=0)
             .encode(
-                y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=180)),
+                y=alt.Y("title:N", sort=None, title=None),
                 x=alt.X(
                     "sum(ms):Q", title="milliseconds for 1,000 samples", axis=alt.Axis(grid=True, tickCount=5)
                 ),
                 color=common.fixed("phase", looks),
                 order=alt.Order("order:Q"),
                 tooltip=common.tips(
-                    ("title:N", "strategy · workers"),
+                    ("title:N", "strategy"),
                     ("phase:N", "phase"),
                     ("share:Q", "share of the step", ".1%"),
                     ("ms:Q", "ms for 1,000 samples", ".3~g"),
-                    ("step:N", "a step"),
+                    ("step:N", "time of a step"),
                     common.RUN,
                 ),
             )
@@ -123,10 +119,11 @@ def _lost(findings: Findings, task: str, shown: list[Breakdown]) -> str:
             worst = max(worst, (each.phases.get(phase, 0.0) / whole, phase, _spoken(findings, each)))
     share, phase, name = worst
     if share < 0.05:
-        return f"{task}: no strategy loses as much as 5 % of its step to communication, waiting or data."
-    word = {"wait": "waiting for others", "data": "waiting for data"}.get(phase, phase)
+        return f"{task}: no strategy loses more than 5 % of its step to communication, waiting or data."
+    words = {"wait": "waiting for others", "data": "waiting for data", "other": "other things"}
+    most = ", more than any other" if len(shown) > 1 else ""
     return (
-        f"{task}: {name} spends {formatting.percent(share)} of its step on {word}, the largest loss of all."
+        f"{task}: {name} spends {formatting.percent(share)} of its step on {words.get(phase, phase)}{most}."
     )
 
 
@@ -134,7 +131,7 @@ def communication(findings: Findings) -> Figure | None:
     """Bytes that a worker exchanges per thousand samples."""
 
     def draw(task: str, shown: list[Breakdown], names: dict[str, str]) -> tuple[Panel, str] | None:
-        moving = [each for each in shown if each.bytes_per_step > 0]
+        moving = [each for each in shown if _moved(each) >= NEXT_TO_NOTHING]
         if not moving:
             return None
         data: list[Row] = [
@@ -149,11 +146,15 @@ def communication(findings: Findings) -> Figure | None:
             for each in moving
         ]
         most, least = (pick(moving, key=lambda each: each.bytes_per_step / each.batch) for pick in (max, min))
-        text = f"{task}: {_spoken(findings, most)} moves {_moved(most)} for 1,000 samples"
+        text = f"{task}: {_spoken(findings, most)} moves {formatting.size(_moved(most))} for 1,000 samples"
         if least is not most:
-            text += f", {_spoken(findings, least)} {_moved(least)}"
+            text += f", {_spoken(findings, least)} {formatting.size(_moved(least))}"
+        silent = [names[each.run] for each in shown if _moved(each) < NEXT_TO_NOTHING]
+        note = f"Almost nothing, and not drawn: {'; '.join(silent)}." if silent else ""
         return _bars(
-            findings, task, data, "megabytes:Q", "megabytes for 1,000 samples", "Communication", text + "."
+            *(findings, task, data, "megabytes:Q", "megabytes for 1,000 samples", "Communication"),
+            text + ".",
+            note=note,
         )
 
     return _each_task(findings, draw)
@@ -208,9 +209,10 @@ def _bars(
     what: str,
     text: str,
     ranks: list[Row] | None = None,
+    note: str = "",
 ) -> tuple[Panel, str]:
-    y = alt.Y("title:N", sort=None, title=None, axis=alt.Axis(labelLimit=180))
-    tip: Any = common.tips(("title:N", "strategy · workers"), ("shown:N", what.lower()), common.RUN)
+    y = alt.Y("title:N", sort=None, title=None)
+    tip: Any = common.tips(("title:N", "strategy"), ("shown:N", what.lower()), common.RUN)
     if data[0]["messages"] is not None:
         tip.insert(2, alt.Tooltip("messages:Q", title="messages per step", format=",.3~g"))
     base = common.rows().encode(y=y)
@@ -226,11 +228,12 @@ def _bars(
             mark.encode(tooltip=common.tips(("title:N", "run"), ("rank:Q", "rank"), (field, "MB", ",.0f")))
         )
     extra = {"ranks": ranks} if ranks else {}
-    panel = Panel(task, common.layered(*layers), {"rows": data, **extra}, f"{what}. {text}", step=25)
+    panel = Panel(
+        task, common.layered(*layers), {"rows": data, **extra}, f"{what}. {text}", step=25, note=note
+    )
     return panel, text
 
 
-def _moved(each: Breakdown) -> str:
+def _moved(each: Breakdown) -> float:
     """Bytes exchanged per 1,000 samples."""
-    moved = 1e3 * each.bytes_per_step / each.batch
-    return formatting.size(moved) if moved >= 1000 else "almost nothing"
+    return 1e3 * each.bytes_per_step / each.batch

@@ -9,6 +9,7 @@ import altair as alt
 from manyhands.analysis import groups
 from manyhands.core import formatting
 from manyhands.core.registry.strategies import STRATEGIES
+from manyhands.records.phases import Span
 from manyhands.records.record import RunRecord
 from manyhands.report import palette
 from manyhands.report.charts import common
@@ -16,6 +17,7 @@ from manyhands.report.figure import RECORDS, Figure, Panel, Row, limited, tidy
 from manyhands.report.findings import Findings
 
 MOST_RUNS, MOST_SPANS, NUMBERED = 4, 600, ("forward", "backward")
+MILLISECONDS = "datum.value == 0 ? '0' : format(datum.value, '~g') + ' ms'"
 
 
 def figure(findings: Findings) -> Figure | None:
@@ -42,13 +44,29 @@ def _rank(record: RunRecord, findings: Findings) -> tuple[tuple[int, ...], int, 
     return order, int(too_many), other, -record.spec.workers, record.repeat
 
 
+def _apart(record: RunRecord) -> bool:
+    """Whether the workers do not step together, so that their clocks have no common beginning."""
+    return record.spec.traits.asynchronous or record.spec.traits.averaging
+
+
+def aligned(record: RunRecord) -> list[list[Span]]:
+    """The timeline from its first moment; of workers that do not step together, from the first of each."""
+    begins = [line[0].begin for line in record.timeline if line]
+    zero = min(begins, default=0.0)
+    moved = []
+    for line in record.timeline:
+        start = line[0].begin if line and _apart(record) else zero
+        moved.append([Span(span.phase, span.begin - start, span.end - start) for span in line])
+    return moved
+
+
 def spans(record: RunRecord) -> list[Row]:
     """Return one row per span; micro-batches are numbered if there are several."""
     cut = record.spec.traits.staged
     several = any(sum(span.phase == "forward" for span in line) > 1 for line in record.timeline)
     data: list[Row] = []
     each_rank = MOST_SPANS // max(1, len(record.timeline))
-    for rank, line in enumerate(record.timeline):
+    for rank, line in enumerate(aligned(record)):
         seen = Counter[str]()
         role = "server" if rank < record.spec.servers else "stage" if cut else "worker"
         number = rank - record.spec.servers if role == "worker" else rank
@@ -80,9 +98,11 @@ def _panel(record: RunRecord) -> Panel:
     bars = base.mark_bar(style="gap", height={"band": 0.78}, cornerRadius=1).encode(
         x=alt.X(
             "begin:Q",
-            title="milliseconds",
+            title="time",
             scale=alt.Scale(domain=[0, whole], nice=False),
-            axis=alt.Axis(tickCount=8),
+            axis=alt.Axis(
+                tickCount=8, labelExpr="datum.value == 0 ? '0' : format(datum.value, '~g') + ' ms'"
+            ),
         ),
         x2="end:Q",
         color=common.fixed("phase", looks),
@@ -107,12 +127,15 @@ def _panel(record: RunRecord) -> Panel:
     text = _sentence(record)
     title = f"{groups.task_name(record)} · {groups.title(record)}"
     view = common.layered(bars, numbers) if any(row["number"] for row in data) else bars
-    return Panel(title, view, {"rows": data}, f"Timeline by rank. {text}", step=30, wide=True)
+    note = (
+        "These workers do not step together: each row starts at its own first step." if _apart(record) else ""
+    )
+    return Panel(title, view, {"rows": data}, f"Timeline by rank. {text}", step=30, wide=True, note=note)
 
 
 def busy(record: RunRecord) -> list[float]:
     """The share of the time shown that each training rank spent on its own work."""
-    lines = [line for line in record.timeline[record.spec.servers :] if line]
+    lines = [line for line in aligned(record)[record.spec.servers :] if line]
     whole = max((line[-1].end for line in lines), default=0.0) or 1.0
     idle = ("wait", "communication")
     return [sum(span.end - span.begin for span in line if span.phase not in idle) / whole for line in lines]
@@ -126,7 +149,7 @@ def _sentence(record: RunRecord) -> str:
     shares = busy(record)
     if not shares:
         return ""
-    whole = max(span.end for line in record.timeline for span in line)
+    whole = max(span.end for line in aligned(record) for span in line)
     name = f"{groups.title(record)} ({groups.task_name(record)})"
     if len(shares) == 1:
         return f"{name}: {_took(whole)}, of which {formatting.percent(shares[0])} is work."
