@@ -33,8 +33,8 @@ def rates(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
 def edge(needed: Sequence[float], best: int) -> str:
     """At which end of the rates that were tried the best one is; empty if a better one is not to be expected.
 
-    `needed` is what each rate needed, in ascending order of the rates, and infinite where it did not arrive. At
-    an end that is hardly better than its neighbor the optimum is near.
+    `needed` is what each rate needed, in ascending order of the rates, and infinite where it did not arrive.
+    At an end that is hardly better than its neighbor the optimum is near.
     """
     if len(needed) == 1:
         return "only one"
