@@ -192,8 +192,8 @@ def _cure(records: Sequence[RunRecord], plain: Sequence[Dose]) -> list[Part]:
 
 
 def _learned(record: RunRecord) -> float:
-    """The best accuracy of a run; none if it diverged."""
-    return 0.0 if record.status == "diverged" else record.best_metric or 0.0
+    """The best accuracy of a run, also of one that diverged later."""
+    return record.best_metric or 0.0
 
 
 def _row(task: str, none: Dose, dose: Dose) -> Row:
