@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manyhands.claims import CLAIMS, Finding, limit_trial, settle
-from manyhands.claims.limit_trial import LimitTrial, Outcome
+from manyhands.claims.limit_trial import LimitedSide, LimitTrial
 from manyhands.core.errors import UsageError
 from manyhands.records.record import Evaluation, RunRecord
 from manyhands.records.study_results import Block, Results
@@ -484,7 +484,7 @@ class TestMoreWorkers:
 
 
 PLAN = {"offload": {"mode": "auto", "predicted_peak_plain": 600_000_000}}
-KILLED, TRAINED = Outcome(exit=1, killed=True), Outcome(exit=0)
+KILLED, TRAINED = LimitedSide(exit=1, killed=True), LimitedSide(exit=0)
 
 
 class TestOffload:
@@ -504,7 +504,7 @@ class TestOffload:
             limit_trial.write(folder, [trial])
         return judged("offload", self.runs(**more), folder)  # type: ignore[arg-type]
 
-    def trial(self, plain: Outcome = KILLED, offloaded: Outcome = TRAINED) -> LimitTrial:
+    def trial(self, plain: LimitedSide = KILLED, offloaded: LimitedSide = TRAINED) -> LimitTrial:
         return LimitTrial(limit=700_000_000, enforced_by="a memory cgroup", plain=plain, offloaded=offloaded)
 
     def test_it_does_not_fit_and_trains_all_the_same(self, tmp_path: Path) -> None:
@@ -526,7 +526,7 @@ class TestOffload:
         assert self.judged(tmp_path, self.trial(offloaded=KILLED)).parts[0].holds is False
 
     def test_a_failure_for_another_reason_says_nothing_about_memory(self, tmp_path: Path) -> None:
-        finding = self.judged(tmp_path, self.trial(plain=Outcome(exit=1, said="no such file")))
+        finding = self.judged(tmp_path, self.trial(plain=LimitedSide(exit=1, said="no such file")))
         assert finding.parts[0].holds is None
         assert "the limit was too wide" in finding.text
 

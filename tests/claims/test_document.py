@@ -11,14 +11,30 @@ import pytest
 from claims import test_claims as claims
 from conftest import Answer
 from manyhands.claims import CLAIMS
+from manyhands.cli import claims as verb
 from manyhands.cli.claims import QUICK, first_answer
 from manyhands.core.errors import UsageError
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Cell, Results, StudyFolder
 from manyhands.report import claims_document
-from manyhands.report.charts.claims import figure
+from manyhands.report.charts.claim_plots import figure
 from manyhands.report.claims_document import Judged, document
 from manyhands.study import study_file
+
+SMALL = """
+name = "averaging"
+claim = "averaging"
+[defaults]
+task = "digits-mlp"
+timed = false
+threads = 1
+epochs = 1
+strategy = "average"
+workers = 2
+[[grid]]
+seed = [0, 1]
+strategy_options.every = [1, 4, "end"]
+"""
 
 
 def written(folder: Path, claim: str, records: list[RunRecord], left: int = 0) -> None:
@@ -121,6 +137,25 @@ class TestVerb:
         answer = typed("claims", "run", "lage-batch")
         assert answer.code == 2
         assert "unknown claim 'lage-batch' (did you mean 'large-batch'? known:" in answer.err
+
+    @pytest.mark.slow
+    def test_run_decides_and_quick_leaves_the_rest_for_later(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., Answer]
+    ) -> None:
+        """A study file of the same name in ./studies replaces ours."""
+        monkeypatch.chdir(tmp_path)
+        Path("studies").mkdir()
+        Path("studies/averaging.toml").write_text(SMALL)
+        monkeypatch.setattr(verb, "QUICK", 1e-6)
+        first = typed("claims", "run", "averaging", "--out", "found", "--quick", "--quiet")
+        assert first.code == 0, first.err
+        assert "5 cells left: `manyhands claims run averaging` continues" in first.out
+        whole = typed("claims", "run", "averaging", "--out", "found", "--quiet")
+        assert whole.code == 0, whole.err
+        assert "left" not in whole.out
+        assert "digits-mlp, 2 workers: " in whole.out
+        assert "Not settled: " in whole.out, "two seeds refute nothing"
+        assert "averaging       not settled" in typed("claims", "--from", "found").out
 
     def test_quick_runs_whole_seeds_first_within_minutes(self) -> None:
         plan = study_file.read(study_file.find("asynchrony"))

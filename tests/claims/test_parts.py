@@ -9,6 +9,7 @@ import pytest
 
 from manyhands.claims.base import MOST_SEEDS, Part, settled_by, together
 from manyhands.claims.intervals import Level, difference, knee, mean, ratio, slope
+from manyhands.claims.seeds import edge
 from manyhands.core.statistics import Estimate
 
 RIGHT, STRADDLES, WRONG = Estimate(3.0, 2.5, 3.5), Estimate(2.1, 1.5, 2.7), Estimate(1.0, 0.5, 1.5)
@@ -138,3 +139,22 @@ class TestKnee:
         found = knee([level(8, 0.5), level(32, 0.0)], 0.10, 1.0)
         assert (found.low, found.high) == (1.0, 8)
         assert 1.0 <= found.value <= 8
+
+
+class TestEdge:
+    """Whether a better learning rate is to be expected beyond those that were tried."""
+
+    @pytest.mark.parametrize(
+        ("needed", "at"),
+        [
+            ([3.0, 2.0, 3.0], ""),
+            ([1.0, 2.0, 3.0], "smallest"),
+            ([3.0, 2.0, 1.0], "largest"),
+            ([1.0, 1.03, 3.0], ""),
+            ([1.0, math.inf, math.inf], "smallest"),
+            ([1.0], "only one"),
+        ],
+        ids=str,
+    )
+    def test_an_end_that_is_hardly_better_is_near_the_best(self, needed: list[float], at: str) -> None:
+        assert edge(needed, needed.index(min(needed))) == at

@@ -33,10 +33,16 @@ def test_every_study_is_well_formed(path: Path) -> None:
 
 def test_the_default_study_has_what_it_promises() -> None:
     cells = [cell.spec for cell in study_file.read(ROOT / "studies/default.toml").cells]
-    for task in ("mnist-mlp", "mnist-cnn"):
+    for task, workers in (("mnist-mlp", {1, 2, 4}), ("mnist-cnn", {1, 2})):
         mine = [spec for spec in cells if spec.task == task]
         strategies = {"single", "allreduce", "average", "server", "hogwild", "layers", "pipeline"}
         assert {spec.strategy for spec in mine} == strategies
-        assert {spec.workers for spec in mine} == {1, 2, 4}
-    swept = {spec.batch for spec in cells if spec.task == "mnist-mlp" and spec.strategy == "allreduce"}
-    assert len(swept) >= 6
+        assert {spec.workers for spec in mine} == workers
+
+
+def test_the_study_of_batches_has_several_rates_at_each() -> None:
+    rates: dict[int | None, set[object]] = {}
+    for cell in study_file.read(ROOT / "studies/batches.toml").cells:
+        rates.setdefault(cell.spec.batch, set()).add(cell.spec.recipe_options.get("lr"))
+    assert len(rates) >= 4
+    assert all(len(tried) > 1 for tried in rates.values())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from manyhands.claims.asynchrony import ASYNCHRONY
 from manyhands.claims.averaging import AVERAGING
 from manyhands.claims.base import Claim, Finding, Part, Settled
 from manyhands.claims.critical_batch import CRITICAL_BATCH
 from manyhands.claims.large_batch import LARGE_BATCH
-from manyhands.claims.noise_scale import NOISE_SCALE
+from manyhands.claims.noise_and_batch import NOISE_SCALE
 from manyhands.claims.offload import OFFLOAD
 from manyhands.claims.plots import Dot, Line, Plot
+from manyhands.claims.stale_updates import ASYNCHRONY
 from manyhands.claims.workers import DATA_OR_MODEL, MORE_WORKERS
 from manyhands.records.study_results import Results
 

@@ -13,7 +13,7 @@ from manyhands.claims import published
 from manyhands.claims.base import Claim, Finding, Part, Row, settled_by, together, unsettled
 from manyhands.claims.intervals import mean
 from manyhands.claims.plots import Dot, Line, Plot
-from manyhands.claims.seeds import BySeed, by_seed, fewest, rates, seconds, too_few
+from manyhands.claims.seeds import BySeed, by_seed, edge, fewest, rates, seconds, too_few
 from manyhands.core import formatting
 from manyhands.core.statistics import Estimate
 from manyhands.records.record import RunRecord
@@ -77,17 +77,21 @@ def tuned(records: Sequence[RunRecord]) -> list[Tuned]:
 
 def _best(batch: int, records: Sequence[RunRecord]) -> Tuned | None:
     tried = rates(records)
-    arrived = [
-        (number, found)
-        for number, group in enumerate(tried)
-        if len(found := by_seed(group, _steps)) == len({record.spec.seed for record in group})
-    ]
-    if not arrived:
+    needed = [_needed(group) for group in tried]
+    number = min(range(len(tried)), key=lambda each: needed[each])
+    if math.isinf(needed[number]):
         return None
-    number, steps = min(arrived, key=lambda each: sum(map(math.log, each[1].values())) / len(each[1]))
-    ends = {0: "smallest", len(tried) - 1: "largest"} if len(tried) > 1 else {0: "only one"}
     best = tried[number]
-    return Tuned(batch, steps, best, float(best[0].recipe.get("lr") or 0.0), ends.get(number, ""))
+    lr = float(best[0].recipe.get("lr") or 0.0)
+    return Tuned(batch, by_seed(best, _steps), best, lr, edge(needed, number))
+
+
+def _needed(group: Sequence[RunRecord]) -> float:
+    """The geometric mean of the steps; infinite if a seed did not arrive."""
+    steps = by_seed(group, _steps)
+    if len(steps) < len({record.spec.seed for record in group}):
+        return math.inf
+    return math.exp(sum(map(math.log, steps.values())) / len(steps))
 
 
 def _steps(record: RunRecord) -> float | None:

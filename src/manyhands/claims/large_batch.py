@@ -42,9 +42,13 @@ class Ended(NamedTuple):
         return max(round(whole), *(record.steps for record in self.records))
 
     @property
+    def lost_all(self) -> bool:
+        return self.diverged == len(self.records)
+
+    @property
     def fair(self) -> bool:
         """Whether it was trained for long enough; what diverges would not be saved by more steps."""
-        return self.steps >= STEPS or self.diverged == len(self.records)
+        return self.steps >= STEPS or self.lost_all
 
     @property
     def error(self) -> float:
@@ -109,7 +113,7 @@ def _knee(task: str, base: Ended, larger: Sequence[Ended], took: float) -> Part:
     if lost is not None:
         all_ = next(each for each in fair if each.batch == base.batch * lost.x)
         grow = f"grow by {formatting.percent(lost.lost.value)} at"
-        how = "every run diverges at" if all_.diverged == len(all_.records) else grow
+        how = "every run diverges at" if all_.lost_all else grow
         text += f", and {how} {base.batch * lost.x:,.0f}"
     text += f"; the knee is near {base.batch * found.value:,.0f}"
     weak = too_few(fewest([base.records, *(each.records for each in fair)]))
@@ -180,8 +184,9 @@ def _plot(task: str, base: Ended, ended: Sequence[Ended]) -> Plot:
     for recipe in dict.fromkeys(each.recipe for each in ended):
         dots = [_dot(each, base) for each in ended if each.recipe == recipe]
         lines.append(Line(recipe, [dot for dot in dots if dot is not None]))
+    broken = [each.batch / base.batch for each in ended if each.recipe == WITH and each.lost_all]
     return Plot(
-        f"{task}, here",
+        f"{task}, here" + (f" (every run diverges at {broken[0]:.0f}x)" if broken else ""),
         "batch, relative to the smallest",
         "errors, relative to the smallest batch",
         [line for line in lines if line.dots],
@@ -193,7 +198,7 @@ def _plot(task: str, base: Ended, ended: Sequence[Ended]) -> Plot:
 
 def _dot(each: Ended, base: Ended) -> Dot | None:
     """Its point in the plot; none if every run diverged."""
-    if each.diverged == len(each.records):
+    if each.lost_all:
         return None
     x = each.batch / base.batch
     if each is base:

@@ -13,7 +13,7 @@ NAME = "limit.json"
 LARGEST = 1_000_000  # bytes of the file
 
 
-class Outcome(BaseModel):
+class LimitedSide(BaseModel):
     """How one side ended."""
 
     model_config = ConfigDict(frozen=True)
@@ -35,8 +35,8 @@ class LimitTrial(BaseModel):
 
     limit: int = 0  # bytes
     enforced_by: str = ""
-    plain: Outcome | None = None
-    offloaded: Outcome | None = None
+    plain: LimitedSide | None = None
+    offloaded: LimitedSide | None = None
     problem: str = ""  # why there was no trial
 
     @property

@@ -10,6 +10,7 @@ from manyhands.core import formatting
 from manyhands.records.record import RunRecord
 
 BySeed = dict[int, float]
+LEVEL = 0.05  # relative: two rates that differ less are equally good
 
 
 def by_seed(records: Iterable[RunRecord], value: Callable[[RunRecord], float | None]) -> BySeed:
@@ -27,6 +28,22 @@ def rates(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
     for record in records:
         found.setdefault(groups.recipe_key(record), []).append(record)
     return sorted(found.values(), key=lambda group: float(group[0].recipe.get("lr") or 0.0))
+
+
+def edge(needed: Sequence[float], best: int) -> str:
+    """At which end of the rates that were tried the best one is; empty if a better one is not to be expected.
+
+    `needed` is what each rate needed, in ascending order of the rates, and infinite where it did not arrive.
+    At an end that is hardly better than its neighbor the optimum is near.
+    """
+    if len(needed) == 1:
+        return "only one"
+    if 0 < best < len(needed) - 1:
+        return ""
+    inward = needed[1] if best == 0 else needed[-2]
+    if inward <= (1 + LEVEL) * needed[best]:
+        return ""
+    return "smallest" if best == 0 else "largest"
 
 
 def fewest(sides: Iterable[Sequence[RunRecord]]) -> int:

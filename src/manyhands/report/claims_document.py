@@ -12,7 +12,7 @@ from manyhands.core.atomic_files import write_atomically
 from manyhands.core.errors import UsageError
 from manyhands.records.study_results import Results, StudyFolder
 from manyhands.report import pictures
-from manyhands.report.charts.claims import figure
+from manyhands.report.charts.claim_plots import figure
 
 SHOWN = 40  # rows of a table of numbers, at most
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from manyhands.callbacks.base import Callback
 from manyhands.claims import limit_trial
-from manyhands.claims.limit_trial import LimitTrial, Outcome
+from manyhands.claims.limit_trial import LimitedSide, LimitTrial
 from manyhands.core.errors import ManyhandsError
 from manyhands.records.record import RunRecord
 from manyhands.records.spec import RunSpec
@@ -85,7 +85,7 @@ def _make(limit: int) -> Path | None:
     return None
 
 
-def _side(spec: RunSpec, folder: Path, group: Path) -> Outcome:
+def _side(spec: RunSpec, folder: Path, group: Path) -> LimitedSide:
     """Train in a process of the group; its folder is not kept."""
     before = killed(group)
     command = [sys.executable, "-m", __name__, str(group), spec.model_dump_json(), str(folder)]
@@ -97,7 +97,7 @@ def _side(spec: RunSpec, folder: Path, group: Path) -> Outcome:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     last = said.splitlines()[-1][:200] if said else ""
-    return Outcome(exit=code, said=last, killed=killed(group) > before)
+    return LimitedSide(exit=code, said=last, killed=killed(group) > before)
 
 
 def killed(group: Path) -> int:

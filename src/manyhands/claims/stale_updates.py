@@ -11,7 +11,7 @@ from manyhands.analysis.crossing import crossing
 from manyhands.claims.base import Claim, Finding, Part, Row, settled_by, together, unsettled
 from manyhands.claims.intervals import difference, exponent, mean, ratio, slope
 from manyhands.claims.plots import Dot, Line, Plot
-from manyhands.claims.seeds import BySeed, by_seed, fewest, rates, seconds, too_few
+from manyhands.claims.seeds import BySeed, by_seed, edge, fewest, rates, seconds, too_few
 from manyhands.core import formatting
 from manyhands.core.statistics import Estimate
 from manyhands.records.record import RunRecord
@@ -95,8 +95,8 @@ def _doses(records: Sequence[RunRecord], *, aware: bool) -> list[Dose]:
 def _best(tried: Sequence[Dose]) -> Dose:
     """The dose at the best of its rates, which are in ascending order."""
     best = min(tried, key=lambda dose: (-dose.reached, dose.mean))
-    ends = {tried[-1].lr: "largest", tried[0].lr: "smallest"}
-    return best._replace(edge=ends.get(best.lr, "")) if len(tried) > 1 else best._replace(edge="only one")
+    needed = [dose.mean if dose.reached == len(dose.records) else math.inf for dose in tried]
+    return best._replace(edge=edge(needed, tried.index(best)))
 
 
 def _dose(aware: bool, workers: int, records: list[RunRecord]) -> Dose:
@@ -192,8 +192,8 @@ def _cure(records: Sequence[RunRecord], plain: Sequence[Dose]) -> list[Part]:
 
 
 def _learned(record: RunRecord) -> float:
-    """The best accuracy of a run; none if it diverged."""
-    return 0.0 if record.status == "diverged" else record.best_metric or 0.0
+    """The best accuracy of a run, also of one that diverged later."""
+    return record.best_metric or 0.0
 
 
 def _row(task: str, none: Dose, dose: Dose) -> Row:
