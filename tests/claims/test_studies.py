@@ -10,6 +10,7 @@ from conftest import ROOT
 from manyhands.claims import CLAIMS
 from manyhands.study import study_file
 
+BOTH = ("noise-scale", "critical-batch")
 STUDIES = sorted((ROOT / "studies").glob("*.toml"))
 
 
@@ -46,3 +47,9 @@ def test_the_study_of_batches_has_several_rates_at_each() -> None:
         rates.setdefault(cell.spec.batch, set()).add(cell.spec.recipe_options.get("lr"))
     assert len(rates) >= 4
     assert all(len(tried) > 1 for tried in rates.values())
+
+
+def test_one_set_of_runs_decides_both_claims_about_the_critical_batch() -> None:
+    """Whoever has run one of the two studies can copy its folder, and the other one finds all of its cells."""
+    one, other = ({cell.key for cell in study_file.read(study_file.find(name)).cells} for name in BOTH)
+    assert one == other
