@@ -116,7 +116,7 @@ def test_one_cell_that_arrived_is_not_called_the_only_one():
 def test_without_the_baseline_there_is_no_speed_up():
     assert sure(TWO, FOUR, THREADS).lines[0] == (
         "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256: 97 % after 5.0 s. No run "
-        "had one worker with one thread, so there is no speed-up to tell."
+        "had one worker with one thread, so the speed-up is not known."
     )
 
 
@@ -270,7 +270,7 @@ def test_what_was_not_timed_is_answered_by_samples():
     assert one(
         record(timed=False, steps_to_target=800), record(timed=False, batch=512, steps_to_target=300)
     ).text == (
-        "for mnist-mlp nothing was timed, so there is no fastest; the fewest samples to 97 % took single, 1 "
+        "for mnist-mlp nothing was timed, so the fastest is not known; the fewest samples to 97 % were needed by single, 1 "
         "thread, batch 128: 102,400 images."
     )
 
@@ -296,7 +296,7 @@ def test_the_nearest_of_errors_is_the_smallest():
 def test_a_study_that_was_interrupted_has_no_answer_yet():
     run = record(status="interrupted", steady_samples_per_second=None)
     found = one(run)
-    assert found.text == "for mnist-mlp no run came to its end: there is no answer yet."
+    assert found.text == "for mnist-mlp no run has finished: there is no answer yet."
     assert (found.advised, found.cheapest) == (None, None)
 
 
@@ -331,3 +331,17 @@ def test_every_speed_up_names_its_baseline():
     for records in ([ALONE, TWO, FOUR], [ALONE, THREADS, TWO], [THREADS, TWO]):
         for line in one(*records).lines:
             assert "x faster" not in line or "one worker with" in line.partition("x faster")[2]
+
+
+def test_winners_that_differ_only_in_strategy_are_listed_together():
+    others = [
+        record(strategy=name, workers=2, rate=rate, batch=256, steps_to_target=400)
+        for name, rate in (("hogwild", 20_600), ("average", 20_550), ("server", 20_500))
+    ]
+    found = sure(ALONE, THREADS, TWO, *others[:2])
+    assert found.lines[1] == "Not told apart from it: hogwild (5.0 s) and average (5.0 s) with 2 workers."
+    more = sure(ALONE, THREADS, TWO, *others, gang(4, 20_480))
+    assert more.lines[1] == (
+        "Not told apart from it: hogwild, 2 workers, batch 256 (5.0 s); average, 2 workers, batch 256 (5.0 s); "
+        "server, 2 workers + 1 server, batch 256 (5.0 s), and 1 more."
+    )

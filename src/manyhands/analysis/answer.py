@@ -79,14 +79,14 @@ def _lines(field: Field) -> list[str]:
 def _no_candidates(field: Field) -> str:
     arrived = [each for each in field.tries if each.samples]
     if not field.tries:
-        return f"for {field.task} no run came to its end: there is no answer yet."
+        return f"for {field.task} no run has finished: there is no answer yet."
     if not arrived:
         return _not_reached(field)
     best = min(arrived, key=lambda each: each.samples.median if each.samples else 0.0)
     goal = formatting.threshold(best.target, best.metric_name)
     assert best.samples is not None
     count = formatting.count(best.samples.median, field.records[0].unit)
-    text = f"for {field.task} nothing was timed, so there is no fastest; the fewest samples to {goal} took"
+    text = f"for {field.task} nothing was timed, so the fastest is not known; the fewest samples to {goal} were needed by"
     return f"{text} {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
 
 
@@ -113,7 +113,7 @@ def _main(field: Field, again: bool) -> str:
     if len(field.candidates) == 1:
         return f"{start} {best.name}: {best.shown}. {_nothing_else(field)}"
     if one is None:
-        return f"{start} {best.name}: {best.shown}. No run had {ONE}, so there is no speed-up to tell."
+        return f"{start} {best.name}: {best.shown}. No run had {ONE}, so the speed-up is not known."
     if best is one:
         others = [each for each in field.candidates if not field.won(each)]
         if not others:
@@ -143,10 +143,15 @@ def _ties(field: Field) -> str:
     others = [each for each in field.winners if each is not field.best]
     if not others:
         return ""
-    names = [f"{each.name} ({each.brief})" for each in others[:MOST]]
-    left = len(others) - len(names)
-    text = "; ".join([*names, f"and {left} more"] if left else names)
-    return f"Not told apart from it: {text}."
+    shown = others[:MOST]
+    more = f", and {len(others) - MOST} more" if len(others) > MOST else ""
+    alike = {(each.cell.workers_text, each.cell.batch) for each in shown}
+    if alike == {(shown[0].cell.workers_text, field.best.cell.batch)} and len(shown) > 1:
+        names = [f"{each.cell.variant} ({each.brief})" for each in shown]
+        listed = f"{', '.join(names[:-1])} and {names[-1]} with {shown[0].cell.workers_text}"
+        return f"Not told apart from it: {listed}{more}."
+    names = [f"{each.name} ({each.brief})" for each in shown]
+    return f"Not told apart from it: {'; '.join(names)}{more}."
 
 
 def _start(field: Field, again: bool) -> str:
