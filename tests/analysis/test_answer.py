@@ -270,8 +270,8 @@ def test_what_was_not_timed_is_answered_by_samples():
     assert one(
         record(timed=False, steps_to_target=800), record(timed=False, batch=512, steps_to_target=300)
     ).text == (
-        "for mnist-mlp nothing was timed, so the fastest is not known; the fewest samples to 97 % were needed by single, 1 "
-        "thread, batch 128: 102,400 images."
+        "for mnist-mlp nothing was timed, so the fastest is not known; the fewest samples to 97 % were "
+        "needed by single, 1 thread, batch 128: 102,400 images."
     )
 
 
@@ -342,6 +342,6 @@ def test_winners_that_differ_only_in_strategy_are_listed_together():
     assert found.lines[1] == "Not told apart from it: hogwild (5.0 s) and average (5.0 s) with 2 workers."
     more = sure(ALONE, THREADS, TWO, *others, gang(4, 20_480))
     assert more.lines[1] == (
-        "Not told apart from it: hogwild, 2 workers, batch 256 (5.0 s); average, 2 workers, batch 256 (5.0 s); "
-        "server, 2 workers + 1 server, batch 256 (5.0 s), and 1 more."
+        "Not told apart from it: hogwild, 2 workers, batch 256 (5.0 s); average, 2 workers, batch 256 "
+        "(5.0 s); server, 2 workers + 1 server, batch 256 (5.0 s), and 1 more."
     )

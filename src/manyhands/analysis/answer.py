@@ -86,8 +86,8 @@ def _no_candidates(field: Field) -> str:
     goal = formatting.threshold(best.target, best.metric_name)
     assert best.samples is not None
     count = formatting.count(best.samples.median, field.records[0].unit)
-    text = f"for {field.task} nothing was timed, so the fastest is not known; the fewest samples to {goal} were needed by"
-    return f"{text} {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
+    text = f"for {field.task} nothing was timed, so the fastest is not known; the fewest samples to {goal}"
+    return f"{text} were needed by {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
 
 
 def _not_reached(field: Field) -> str:
