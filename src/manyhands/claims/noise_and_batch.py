@@ -152,9 +152,9 @@ def correlation(found: Sequence[Followed]) -> float:
 
 
 def apart(found: Sequence[Followed]) -> float:
-    """By which factor the two differ, over the targets together; at least 1."""
-    logs = [math.log(each.noise.value / each.critical.value) for each in found]
-    return math.exp(abs(sum(logs) / len(logs)))
+    """By which factor the two differ, typically; too much at one target does not make up for too little."""
+    logs = [abs(math.log(each.noise.value / each.critical.value)) for each in found]
+    return math.exp(sum(logs) / len(logs))
 
 
 def _ranks(values: Sequence[float]) -> list[int]:
