@@ -90,6 +90,12 @@ def test_windows_take_in_what_is_negative_until_the_gradient_is_clear():
     assert found[0].steps == 60
 
 
+def test_a_jump_of_the_loss_does_not_swallow_the_rest_of_the_run():
+    """One evaluation at batch 1,024 had |G|^2 = 42 and tr(S) = -3,009: the scale of the run was told as 9."""
+    jump = [(0.3, 60.0), (42.0, -3009.0), *SURE]
+    assert scale_of([run(jump)]).value == pytest.approx(scale_of([run([jump[0], *SURE])]).value)
+
+
 def test_a_rest_that_cannot_stand_alone_joins_the_window_before_it():
     found = windows(measured(run([(1.0, 100.0)] * 3 + [(0.4, 100.0)])))
     assert [window.steps for window in found] == [40]

@@ -64,7 +64,7 @@ def test_one_round_has_an_interval():
     found = compare_cells(blocks({"a": 150.0}), "a", BASELINE)
     assert found is not None
     assert found.ratio.low < 1.4 < 1.6 < found.ratio.high
-    assert found.spread == pytest.approx(0.04)
+    assert found.spread == pytest.approx(0.044)
 
 
 def test_only_rounds_that_both_have_are_compared():
@@ -203,6 +203,17 @@ def test_equal_cells_are_rarely_told_apart(equal: int):
             assert result is not None
             told, made = told + result.apart, made + 1
     assert told / made <= 0.09
+
+
+def test_a_machine_that_is_far_noisier_than_usual_is_believed():
+    """With blocks that vary by 30 %, the usual noise as a prior told 35 of 100 equal cells apart."""
+    chance, told = random.Random(5), 0
+    for _ in range(150):
+        measure = drifting({BASELINE: 100.0, "a": 170.0, "b": 170.0}, Machine(noise=0.3), chance)
+        found = compare_cells(paired_study(["a", "b"], measure, budget=40)[0], "a", "b")
+        assert found is not None
+        told += found.apart
+    assert told / 150 <= 0.15  # 12 % in benchmarks/trust: nothing but the pair itself shows the noise
 
 
 def test_a_difference_of_ten_percent_is_found():

@@ -169,7 +169,7 @@ def test_the_table_sorts_numbers_as_numbers(tab: Tab) -> None:
 def test_it_begins_with_the_claim_and_the_answer(tab: Tab) -> None:
     tab.open()
     text = tab.run("return document.querySelector('main').innerText")
-    claim, answer, filter_ = text.index("Not settled here"), text.index("For mnist-mlp"), text.index("show\n")
+    claim, answer, filter_ = text.index("Not settled"), text.index("For mnist-mlp"), text.index("show\n")
     assert claim < answer < filter_
     assert tab.run("return document.querySelector('.answer .chart').getBoundingClientRect().top") < 1100
     assert "manyhands study default" in text

@@ -50,6 +50,6 @@ def test_the_study_of_batches_has_several_rates_at_each() -> None:
 
 
 def test_one_set_of_runs_decides_both_claims_about_the_critical_batch() -> None:
-    """Whoever has run one of the two studies can copy its folder, and the other one finds all of its cells."""
+    """Whoever has run one of the two studies can copy its folder: the other one finds all of its cells."""
     one, other = ({cell.key for cell in study_file.read(study_file.find(name)).cells} for name in BOTH)
     assert one == other

@@ -89,9 +89,21 @@ def test_intervals_that_touch_are_not_apart():
     assert apart(Summary(1.0, 0.5, 1.9, 3), Summary(3.0, 2.0, 4.0, 3))
 
 
-@pytest.mark.parametrize("freedom", [3, 4, 5, 8, 30, 1000])
-def test_students_t_without_scipy(freedom: int) -> None:
-    assert student_t(freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom), rel=2e-3)
+@pytest.mark.parametrize("level", [0.05, 0.004, 0.3])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 31, 100])
+def test_students_t_without_scipy(freedom: int, level: float) -> None:
+    assert student_t(freedom, level) == pytest.approx(scipy.stats.t.ppf(1 - level / 2, freedom), rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_values_that_are_far_noisier_than_usual_are_believed(n: int) -> None:
+    chance, held = random.Random(n), 0
+    for _ in range(1000):
+        found = measured([1000 * math.exp(chance.gauss(0, 1.0)) for _ in range(n)])  # usual is 0.08
+        held += found.low <= 1000 <= found.high
+    assert held / 1000 >= 0.80  # of 95: two values may be near to each other by chance
+    calm = measured([1000.0] * n)
+    assert calm.high > 1005  # and a few equal values are not believed to be without noise
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.08, 0.12])

@@ -128,7 +128,7 @@ def test_a_study_that_was_not_timed_opens_with_what_it_has(tmp_path: Path) -> No
 def test_what_nobody_reached_is_said(tmp_path: Path) -> None:
     runs = [record(steps_to_target=None, batch=batch) for batch in (64, 128)]
     text = draw(Results(tmp_path, "x", "x", records=runs), pictures=False).read_text()
-    assert re.search(r"no cell reached 97 %", text)
+    assert "no cell reached 97\u00a0%" in text, "no line break before the sign"
 
 
 def test_a_study_without_a_run_has_nothing_to_report(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ BAD = {
     "a key at the top": (
         "nam = 'x'\n" + GRID,
         "s.toml, line 1: a study has no key 'nam' (did you mean 'name'? known: name, title, about, fallback, "
-        "claim, price, currency, budget, block, rounds, repeats, keep_models, defaults, grid, exclude)",
+        "claim, price, currency, budget, block, rounds, repeats, keep_models, jobs, defaults, grid, exclude)",
     ),
     "a table": (
         "\n[[gird]]\ntask = 'quadratic'",

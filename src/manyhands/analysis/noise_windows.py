@@ -25,6 +25,7 @@ from manyhands.records.record import RunRecord
 FEWEST = 3  # evaluations in a window
 STEPS = 10  # in a window: the ratio of fewer has a distribution with heavy tails
 CLEAR = 2.0  # standard errors by which |G|^2 must exceed 0 in a window
+SPIKE = 10.0  # times the median |tr(S)|: where the loss jumps, it is a difference of two huge norms
 MEDIAN = 0.954  # the median distance of two normal values, in their standard deviation
 
 
@@ -68,7 +69,7 @@ def measured(record: RunRecord, until: float | None = None) -> list[Measured]:
 
 def run_scale(values: Sequence[Measured]) -> RunScale | None:
     """The mean over steps of the ratio; None if the gradient was never told from its noise."""
-    found = windows(values)
+    found = windows(_without_spikes(values))
     if not found:
         return None
     steps = sum(window.steps for window in found)
@@ -94,6 +95,11 @@ def windows(values: Sequence[Measured]) -> list[Window]:
         groups = [*groups[:-1], groups[-1] + current] if groups else [current]
     found = [_window(group, noise) for group in groups]
     return [window for window in found if window is not None]
+
+
+def _without_spikes(values: Sequence[Measured]) -> list[Measured]:
+    usual = statistics.median(abs(each.spread) for each in values) if values else 0.0
+    return [each for each in values if abs(each.spread) <= SPIKE * usual]
 
 
 class _Noise:

@@ -36,7 +36,7 @@ SPENT = (0.004, 0.006, 0.007, 0.007, 0.007, 0.007)  # the error of each look; 0.
 ERROR = 1 - CONFIDENCE
 NEAR = 4  # baseline blocks per value, if there are: one that something else slowed down does not spoil it
 # The variance of one value, as far as is known before anything is measured: blocks vary by 3 to 4 %.
-USUAL_PAIR = 0.04**2
+USUAL_PAIR = 0.044**2
 ALIKE = 6  # degrees of freedom that the noise of all cells together is worth to the noise of one of them
 CLIP = 2.0  # standard deviations, beyond which a value counts as if it were there
 
@@ -85,8 +85,11 @@ class Lane(NamedTuple):
         return [mine[at] - theirs[at] for at in mine if at in theirs]
 
     def usual(self, one: str, other: str) -> float:
-        """The variance that the other cells let expect of such a difference."""
-        return self._variance(one, other, frozenset({one, other}) - {self.baseline})
+        """The variance that the other cells let expect of such a difference; without others, all values."""
+        mine = frozenset({one, other}) - {self.baseline}
+        if len(self.values) > 2:
+            return self._variance(one, other, mine)
+        return len(mine) * self._variance(one, self.baseline, frozenset())
 
     def typical(self, one: str, other: str) -> float:
         """The variance of such differences, over all cells."""

@@ -13,6 +13,7 @@ CONFIDENCE = 0.95
 # anything is measured, and how many degrees of freedom that assumption is worth beside measured ones.
 USUAL_NOISE = 0.08
 USUAL_FREEDOM = 4
+UNUSUAL = 4.0  # times the usual variance
 USUAL_SEEDS = 0.06  # the same of the samples that runs with different seeds need to reach a target
 
 
@@ -69,10 +70,13 @@ def moderated(values: Sequence[float], usual: float, freedom: int, level: float 
     """How far the mean of values may be from the truth, at this level: half of a t interval.
 
     A few values say little about their own spread, so it is combined with the variance that is `usual`, which
-    counts as much as `freedom` further values (Smyth 2004). One value is enough.
+    counts as much as `freedom` further values (Smyth 2004). One value is enough. Values that vary much more
+    than usual show that this machine, or this day, is not the usual one: then that counts for less.
     """
     n, center = len(values), math.fsum(values) / len(values)
     squares = math.fsum((each - center) ** 2 for each in values)
+    if n > 1 and squares > UNUSUAL * usual * (n - 1):
+        freedom = math.floor(freedom * UNUSUAL * usual * (n - 1) / squares)
     known = freedom + n - 1
     return student_t(known, level) * math.sqrt((freedom * usual + squares) / known / n)
 

@@ -35,6 +35,11 @@ def text(words_: object) -> str:
     return escape(str(words_), quote=True)
 
 
+def prose(words_: str) -> str:
+    """Escape a sentence for HTML, with no line break between a number and its unit."""
+    return re.sub(r"(\d) (%|ms|s|min)(?!\w)", "\\1\u00a0\\2", text(words_))
+
+
 def upper(sentence: str) -> str:
     """Capitalize a sentence, unless it begins with a name such as `mnist-mlp`."""
     first = sentence.split(" ", 1)[0].rstrip(",:;")
@@ -46,14 +51,14 @@ def sentences(lines: str) -> str:
     html = []
     for line in lines.splitlines():
         about, colon, rest = line.partition(": ")
-        known = f"<b>{text(about)}</b>: {text(rest)}" if colon else text(line)
+        known = f"<b>{prose(about)}</b>: {prose(rest)}" if colon else prose(line)
         html.append(f'<p class="see">{known}</p>')
     return "".join(html)
 
 
 def marked(line: str) -> str:
     """Escape a text and show parts in backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text(line))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", prose(line))
 
 
 def facts(findings: Findings) -> str:

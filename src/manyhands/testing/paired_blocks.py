@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from manyhands.analysis.pairs import Decision, decide
+from manyhands.analysis.pairs import Decision, Lane, decide
 from manyhands.records.study_results import Block
 
 BASELINE = "baseline"
@@ -45,6 +46,31 @@ def drifting(speeds: Mapping[str, float], machine: Machine, chance: random.Rando
     """Measure on a made-up machine; `speeds` are those of its usual times."""
     moods = machine.moods(chance)
     return lambda cell, _: speeds[cell] * math.exp(next(moods) + machine.disturbance(chance))
+
+
+def resampled(lane: Lane, speeds: Mapping[str, float], chance: random.Random) -> Measure:
+    """Measure by drawing from rounds that were recorded: the noise is real, the speeds are made up.
+
+    The values of a round stay together, so that what its cells have in common remains so. Each cell draws
+    from another recorded one, as long as there are enough of them.
+    """
+    centers = {cell: statistics.fmean(values.values()) for cell, values in lane.values.items()}
+    rounds: dict[tuple[int, int], list[float]] = {}
+    for cell, values in lane.values.items():
+        wider = math.sqrt(len(values) / max(1, len(values) - 1))  # a mean of few is too near to its values
+        for at, value in values.items():
+            rounds.setdefault(at, []).append(wider * (value - centers[cell]))
+    drawn: dict[int, list[float]] = {}
+
+    def measure(cell: str, number: int) -> float:
+        if cell == BASELINE:  # its noise is in the values
+            return speeds[cell]
+        if not drawn.get(number):
+            found = chance.choice(list(rounds.values()))
+            drawn[number] = chance.sample(found, len(found))
+        return speeds[cell] * math.exp(drawn[number].pop())
+
+    return measure
 
 
 def paired_study(

@@ -60,7 +60,8 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
         ("share:Q", "share of updates", ".1%"),
         ("mean:Q", "mean", ".2f"),
     )
-    x = alt.X("staleness:O", title="staleness (updates behind)", axis=alt.Axis(labelAngle=0))
+    room = alt.Scale(padding=1.2)  # circles at the ends must not lie on the names
+    x = alt.X("staleness:O", title="staleness (updates behind)", scale=room, axis=alt.Axis(labelAngle=0))
     # circles whose area is the share: one row per strategy, so that none hides another
     view = (
         common.rows()
@@ -68,7 +69,7 @@ def _histogram(findings: Findings, task: str, shown: list[Asynchrony], text: str
         .encode(
             x=x,
             y=alt.Y("title:N", sort=None, title=None, axis=alt.Axis(grid=True)),
-            size=alt.Size("share:Q", scale=alt.Scale(domain=[0, most_share], range=[0, 600]), legend=None),
+            size=alt.Size("share:Q", scale=alt.Scale(domain=[0, most_share], range=[0, 400]), legend=None),
             color=common.color(findings.looks, data, legend=False),
             tooltip=tip,
         )

@@ -18,7 +18,7 @@ from manyhands.report.findings import Findings
 MOST = 24  # cells per panel
 
 
-class Measured(NamedTuple):
+class PairedCell(NamedTuple):
     """A cell and what its rounds say about its speed over the baseline's."""
 
     record: RunRecord
@@ -41,7 +41,7 @@ def figure(findings: Findings) -> Figure | None:
     return Figure(common.sentence(sentences), panels, limited(left, "cell")) if panels else None
 
 
-def cells(findings: Findings, lane: Lane) -> list[Measured]:
+def cells(findings: Findings, lane: Lane) -> list[PairedCell]:
     """The cells of a lane, the fastest first."""
     leading = findings.lane_leaders(lane)
     found = []
@@ -49,7 +49,7 @@ def cells(findings: Findings, lane: Lane) -> list[Measured]:
         record, over = findings.by_cell.get(cell), pairs.compared(lane, cell, lane.baseline)
         if record is not None and over is not None:
             ratios = [math.exp(value) for value in values.values()]
-            found.append(Measured(record, over, ratios, cell in leading))
+            found.append(PairedCell(record, over, ratios, cell in leading))
     return sorted(found, key=lambda each: -each.over.ratio.median)
 
 
@@ -59,7 +59,7 @@ def _name(record: RunRecord) -> str:
     return f"{place} · batch {groups.batch(record):,}{label}"
 
 
-def _cell(each: Measured) -> Row:
+def _cell(each: PairedCell) -> Row:
     ratio = each.over.ratio
     return {
         "variant": groups.variant(each.record),
@@ -76,7 +76,7 @@ def _cell(each: Measured) -> Row:
     }
 
 
-def _dots(each: Measured) -> list[Row]:
+def _dots(each: PairedCell) -> list[Row]:
     variant, title = groups.variant(each.record), _name(each.record)
     return [
         {"variant": variant, "title": title, "round": k, "ratio": tidy(ratio)}
@@ -84,7 +84,7 @@ def _dots(each: Measured) -> list[Row]:
     ]
 
 
-def _panel(findings: Findings, base: RunRecord, found: list[Measured], text: str) -> Panel:
+def _panel(findings: Findings, base: RunRecord, found: list[PairedCell], text: str) -> Panel:
     data = [_cell(each) for each in found]
     dots = [dot for each in found for dot in _dots(each)]
     tip = common.tips(
@@ -126,7 +126,7 @@ def _panel(findings: Findings, base: RunRecord, found: list[Measured], text: str
     )
 
 
-def _rounds(found: list[Measured]) -> str:
+def _rounds(found: list[PairedCell]) -> str:
     """`6 paired rounds`, `3 to 12 paired rounds`."""
     counts = sorted({each.over.rounds for each in found})
     if len(counts) == 1:
@@ -134,7 +134,7 @@ def _rounds(found: list[Measured]) -> str:
     return f"{counts[0]} to {counts[-1]} paired rounds"
 
 
-def _sentence(base: RunRecord, found: list[Measured]) -> str:
+def _sentence(base: RunRecord, found: list[PairedCell]) -> str:
     """Who leads, and how much a ratio varies from round to round."""
     first, task = found[0].over.ratio, groups.task_name(base)
     spread = sorted(each.over.spread for each in found)[len(found) // 2]

@@ -87,9 +87,8 @@ def _cell(findings: Findings, each: ToTarget, timed: list[ToTarget]) -> Row:
     seconds = each.best_seconds
     if seconds is None or not _counts(each):
         what, label = ("not timed", "·") if each.reached else ("not reached", "–")
-        what, label = (
-            (f"diverged in {each.diverged} of {each.of} runs", "×") if each.diverged else (what, label)
-        )
+        if each.diverged:
+            what, label = f"diverged in {each.diverged} of {each.of} runs", "×"
         return row | {"seconds": None, "label": label, "shown": what, "bright": False, "winner": ""}
     share = (math.log(seconds) - low) / ((high - low) or 1.0)
     winner = sureness.cell_key(each) in won
