@@ -172,7 +172,8 @@ def _plot(title: str, points: dict[int, Tuned]) -> Plot:
 
 
 def _halving(batch: float, steps: float, until: float) -> Line:
-    return Line("each doubling halves", [Dot(batch, steps), Dot(until, steps * batch / until)])
+    ends = [Dot(batch, steps), Dot(until, steps * batch / until)]
+    return Line("each doubling halves", ends, marked=False)
 
 
 def _published() -> Plot:

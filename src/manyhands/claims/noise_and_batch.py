@@ -208,9 +208,9 @@ def _plots(task: str, found: Sequence[Followed]) -> list[Plot]:
             "noise scale",
             [
                 here,
-                Line("published, early in training", early),
-                Line("published, over training", average),
-                Line("equal", [Dot(end, end) for end in ends]),
+                Line("published, early in training", early, joined=False),
+                Line("published, over training", average, joined=False),
+                Line("equal", [Dot(end, end) for end in ends], marked=False),
             ],
             log_x=True,
             log_y=True,
