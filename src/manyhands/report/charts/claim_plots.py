@@ -58,9 +58,9 @@ def _x(plot: Plot) -> alt.X:
     xs = [dot.x for line in plot.lines for dot in line.dots]
     if any(isinstance(x, str) for x in xs):
         names = list(dict.fromkeys(map(str, xs)))
-        return alt.X(
-            "x:N", title=plot.x or None, sort=names, axis=alt.Axis(labelAngle=0 if len(names) < 6 else -30)
-        )
+        angle = -25 if max(map(len, names)) > 60 / len(names) else 0  # long names would cover each other
+        axis = alt.Axis(labelAngle=angle, labelOverlap=False, labelLimit=220)
+        return alt.X("x:N", title=plot.x or None, sort=names, axis=axis)
     if not plot.log_x:
         return alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False, nice=False, padding=14))
     numbers = sorted({float(x) for x in xs})
