@@ -66,7 +66,7 @@ def _x(plot: Plot) -> alt.X:
     numbers = sorted({float(x) for x in xs})
     scale = alt.Scale(type="log", base=2, nice=False, padding=14)
     ticks = numbers if len(numbers) <= 10 else alt.Undefined
-    return alt.X("x:Q", title=plot.x, scale=scale, axis=alt.Axis(values=ticks, format=".2~s"))
+    return alt.X("x:Q", title=plot.x, scale=scale, axis=alt.Axis(values=ticks, format=",.0f"))
 
 
 def _y(plot: Plot) -> alt.Y:
