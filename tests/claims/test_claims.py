@@ -158,7 +158,7 @@ class TestCriticalBatch:
     def test_three_regimes_hold(self) -> None:
         finding = judged("critical-batch", self.runs())
         assert finding.holds is True
-        assert "a doubling saves 48 % (48 to 48 %) of the steps" in finding.text
+        assert "a doubling saves 48 % (47 to 48 %) of the steps" in finding.text
         assert "The critical batch of mnist-mlp is 25" in finding.text
         assert "Published (Shallue et al. 2018" in finding.text
         assert len(finding.table) == len(self.BATCHES)

@@ -157,6 +157,8 @@ def settled_by(part: Part, seeds: int, seconds: float) -> Part:
     value, low, high = part.found
     if part.settles or part.holds is not None or not math.isfinite(value):
         return part
+    if part.doubt or (part.weak and seeds >= SEEDS):  # what it lacks is not seeds
+        return part
     if seeds < SEEDS or not (math.isfinite(low) and math.isfinite(high)):
         needed = SEEDS
     else:

@@ -15,7 +15,7 @@ from manyhands.claims.intervals import mean
 from manyhands.claims.plots import Dot, Line, Plot
 from manyhands.claims.seeds import BySeed, by_seed, edge, fewest, rates, seconds, too_few
 from manyhands.core import formatting
-from manyhands.core.statistics import Estimate
+from manyhands.core.statistics import Estimate, student_t
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
@@ -99,17 +99,26 @@ def _steps(record: RunRecord) -> float | None:
     return found.steps if found is not None else None
 
 
-def slope(small: Tuned, large: Tuned) -> Estimate:
-    """By which power of the batch the steps fall, over the seeds that the two batches share."""
+def slope(small: Tuned, large: Tuned, points: Sequence[Tuned]) -> Estimate:
+    """By which power of the batch the steps fall.
+
+    The seeds of two batches are few, so the spread between seeds is taken from all batches together.
+    """
     apart = math.log(large.batch / small.batch)
-    shared = sorted(small.steps.keys() & large.steps.keys())
-    return mean([math.log(small.steps[seed] / large.steps[seed]) / apart for seed in shared])
+    value = math.log(small.mean / large.mean) / apart
+    freedom = sum(len(each.steps) - 1 for each in points)
+    if freedom == 0:
+        return Estimate(value, -math.inf, math.inf)
+    squares = sum(math.log(steps / each.mean) ** 2 for each in points for steps in each.steps.values())
+    both = 1 / len(small.steps) + 1 / len(large.steps)
+    reach = student_t(freedom) * math.sqrt(squares / freedom * both) / apart
+    return Estimate(value, value - reach, value + reach)
 
 
 def _steep(task: str, points: Sequence[Tuned]) -> Part:
     small, next_ = points[0], points[1]
     text = f"{task}: from batch {small.batch} to {next_.batch} a doubling saves "
-    found = slope(small, next_)
+    found = slope(small, next_, points)
     text += f"{_saved(found)} of the steps (half would be perfect)"
     weak = _weak(points)
     return Part(f"{task}: small batches", found, STEEP, True, text, weak, _untuned(small))
@@ -118,7 +127,7 @@ def _steep(task: str, points: Sequence[Tuned]) -> Part:
 def _flat(task: str, points: Sequence[Tuned]) -> Part:
     before, last = points[-2], points[-1]
     text = f"from {before.batch:,} to {last.batch:,} it saves "
-    found = slope(before, last)
+    found = slope(before, last, points)
     text += _saved(found)
     weak = _weak(points)
     return Part(f"{task}: large batches", found, FLAT, False, text, weak, _untuned(last))
@@ -172,7 +181,8 @@ def _plot(title: str, points: dict[int, Tuned]) -> Plot:
 
 
 def _halving(batch: float, steps: float, until: float) -> Line:
-    return Line("each doubling halves", [Dot(batch, steps), Dot(until, steps * batch / until)])
+    ends = [Dot(batch, steps), Dot(until, steps * batch / until)]
+    return Line("each doubling halves", ends, marked=False)
 
 
 def _published() -> Plot:

@@ -152,9 +152,9 @@ def correlation(found: Sequence[Followed]) -> float:
 
 
 def apart(found: Sequence[Followed]) -> float:
-    """By which factor the two differ, over the targets together; at least 1."""
-    logs = [math.log(each.noise.value / each.critical.value) for each in found]
-    return math.exp(abs(sum(logs) / len(logs)))
+    """By which factor the two differ, typically; too much at one target does not make up for too little."""
+    logs = [abs(math.log(each.noise.value / each.critical.value)) for each in found]
+    return math.exp(sum(logs) / len(logs))
 
 
 def _ranks(values: Sequence[float]) -> list[int]:
@@ -208,9 +208,9 @@ def _plots(task: str, found: Sequence[Followed]) -> list[Plot]:
             "noise scale",
             [
                 here,
-                Line("published, early in training", early),
-                Line("published, over training", average),
-                Line("equal", [Dot(end, end) for end in ends]),
+                Line("published, early in training", early, joined=False),
+                Line("published, over training", average, joined=False),
+                Line("equal", [Dot(end, end) for end in ends], marked=False),
             ],
             log_x=True,
             log_y=True,

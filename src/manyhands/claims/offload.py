@@ -184,17 +184,17 @@ def _plots(task: str, modes: dict[str, list[RunRecord]], activations: float | No
             f"{task}, here",
             "offload",
             f"share {share} saved",
-            [Line("here", here)],
+            [Line("here", here, joined=False)],
             percent=True,
-            joined=False,
+            zero=True,
         ),
         Plot(
             "vDNN, published (average GPU memory)",
             "network",
             "share of the memory saved",
-            [Line("published", said)],
+            [Line("published", said, joined=False)],
             percent=True,
-            joined=False,
+            zero=True,
         ),
     ]
 

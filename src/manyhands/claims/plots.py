@@ -20,6 +20,8 @@ class Line(NamedTuple):
 
     name: str
     dots: Sequence[Dot]
+    joined: bool = True  # by a line
+    marked: bool = True  # by symbols
 
 
 class Plot(NamedTuple):
@@ -33,4 +35,4 @@ class Plot(NamedTuple):
     log_y: bool = False
     percent: bool = False  # y is a share
     level: float | None = None  # a dashed line across, such as the threshold
-    joined: bool = True  # whether the points of a line are connected
+    zero: bool = False  # whether the axis of y begins at 0

@@ -97,7 +97,7 @@ def _speed_plot(title: str, found: Sequence[Point]) -> Plot:
         Dot(_who(point), point.throughput.median, point.throughput.low, point.throughput.high)
         for point in found
     ]
-    return Plot(title, "", "samples/s", [Line("here", dots)], joined=False)
+    return Plot(title, "", "samples/s", [Line("here", dots, joined=False)], zero=True)
 
 
 def _who(point: Point) -> str:

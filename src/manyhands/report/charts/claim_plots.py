@@ -20,21 +20,23 @@ def figure(finding: Finding) -> Figure | None:
 
 
 def _panel(plot: Plot) -> Panel:
-    data = [_row(line, dot) for line in plot.lines for dot in line.dots]
     looks = palette.looks(line.name for line in plot.lines)
     order, colors, shapes, _ = palette.domain(list(looks), looks)
     key: dict[str, Any] = {"legend": alt.Legend(columns=2)} if len(order) > 1 else {"legend": None}
     color = alt.Color("line:N", scale=alt.Scale(domain=order, range=colors), title=None, **key)
     shape = alt.Shape("line:N", scale=alt.Scale(domain=order, range=shapes), title=None, **key)
-    y = _y(plot)
-    base = common.rows().encode(x=_x(plot), color=color)
+    x, y = _x(plot), _y(plot)
+    marked = common.rows("marked").encode(x=x, color=color)
     layers = [
-        base.mark_rule(strokeWidth=1.4).encode(y=alt.Y("low:Q", **_shared(plot)), y2="high:Q"),
-        base.mark_point(clip=True).encode(y=y, shape=shape),
+        common.rows("joined").mark_line(clip=True).encode(x=x, y=y, color=color),
+        marked.mark_rule(strokeWidth=1.4).encode(y=alt.Y("low:Q", **_shared(plot)), y2="high:Q"),
+        marked.mark_point(clip=True).encode(y=y, shape=shape),
     ]
-    if plot.joined:
-        layers.insert(0, base.mark_line(clip=True).encode(y=y))
-    datasets: dict[str, list[Row]] = {"rows": data}
+    datasets: dict[str, list[Row]] = {
+        "rows": [_row(line, dot) for line in plot.lines for dot in line.dots],
+        "joined": [_row(line, dot) for line in plot.lines if line.joined for dot in line.dots],
+        "marked": [_row(line, dot) for line in plot.lines if line.marked for dot in line.dots],
+    }
     if plot.level is not None:
         guide = common.rows("level").mark_rule(style="guide").encode(y=alt.Y("level:Q", **_shared(plot)))
         layers.insert(0, guide)
@@ -56,15 +58,15 @@ def _x(plot: Plot) -> alt.X:
     xs = [dot.x for line in plot.lines for dot in line.dots]
     if any(isinstance(x, str) for x in xs):
         names = list(dict.fromkeys(map(str, xs)))
-        return alt.X(
-            "x:N", title=plot.x or None, sort=names, axis=alt.Axis(labelAngle=0 if len(names) < 6 else -30)
-        )
+        angle = -25 if max(map(len, names)) > 60 / len(names) else 0  # long names would cover each other
+        axis = alt.Axis(labelAngle=angle, labelOverlap=False, labelLimit=220)
+        return alt.X("x:N", title=plot.x or None, sort=names, axis=axis)
     if not plot.log_x:
         return alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False, nice=False, padding=14))
     numbers = sorted({float(x) for x in xs})
     scale = alt.Scale(type="log", base=2, nice=False, padding=14)
     ticks = numbers if len(numbers) <= 10 else alt.Undefined
-    return alt.X("x:Q", title=plot.x, scale=scale, axis=alt.Axis(values=ticks, format="~s"))
+    return alt.X("x:Q", title=plot.x, scale=scale, axis=alt.Axis(values=ticks, format=",.0f"))
 
 
 def _y(plot: Plot) -> alt.Y:
@@ -86,7 +88,7 @@ def _shared(plot: Plot) -> dict[str, Any]:
     if plot.log_y:
         return {"scale": alt.Scale(type="log", domain=[low / 1.1, high * 1.1], nice=False, clamp=True)}
     room = (high - low or abs(high) or 1.0) * 0.1
-    least = max(0.0, low - room) if plot.joined else 0.0
+    least = 0.0 if plot.zero else max(0.0, low - room)
     return {"scale": alt.Scale(domain=[least, high + room], nice=True, clamp=True)}
 
 
