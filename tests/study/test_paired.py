@@ -226,10 +226,10 @@ def test_blocks_and_rounds_are_checked(tmp_path: Path, line: str, sentence: str)
 
 
 def test_a_label_makes_two_cells_of_one_spec(tmp_path: Path) -> None:
-    text = STUDY.replace('strategy = ["allreduce", "hogwild"]', 'strategy = "allreduce"\nlabel = ["a", "b"]')
+    text = STUDY.replace('strategy = ["allreduce", "hogwild"]', 'strategy = "allreduce"\nlabel = ["v1.0", "v1.1"]')
     study = read(tmp_path, text)
     speed = [cell for cell in study.cells if cell.paired and cell.spec.workers == 2]
-    assert [cell.label for cell in speed] == ["a", "b"]
+    assert [cell.label for cell in speed] == ["v1.0", "v1.1"]
     assert speed[0].spec == speed[1].spec
     assert speed[0].key != speed[1].key
     assert [Cell.from_json(cell.to_json()) for cell in speed] == speed

@@ -28,7 +28,7 @@ from manyhands.study.attempt import in_own_process
 from manyhands.study.study_state import CellState
 from manyhands.study.warm_run import BlockSpeed, EndedError, WarmRun
 
-CANCEL = 5.0  # seconds for a run that is no longer wanted to end by itself
+CANCEL = 5.0  # seconds for runs that are no longer wanted to end by themselves
 ROOM = 1.5  # times the memory of the largest run so far must be left for one more
 STEPS = 5  # of a block that must count, however slow they are
 WARM_UP = 6  # steps before the first block
@@ -133,7 +133,7 @@ class PairedMeasurement:
                 continue
             folder = tracker.path / name
             shutil.rmtree(folder, ignore_errors=True)  # of a session that was stopped
-            gate = folder.with_suffix(".gate")
+            gate = folder.with_name(f"{name}.gate")  # a label may have a dot
             tracker.note(entry, "starting")
             spec = in_own_process(entry.cell.spec)
             self._warm[key] = WarmRun(spec, folder, gate, Callback(), self._check)
@@ -203,8 +203,9 @@ class PairedMeasurement:
         finally:
             for run in self._warm.values():
                 run.ask_to_end()
+            until = time.monotonic() + CANCEL
             for run in self._warm.values():
-                run.wait(CANCEL)
+                run.wait(max(0.0, until - time.monotonic()))
 
     def _check(self) -> None:
         """Raise an error if a signal asks to stop; called while waiting."""
