@@ -15,6 +15,7 @@ from manyhands.core.statistics import Estimate
 from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
+EPOCHS = 2  # fewer show the first steps of training only, where copies drift apart fastest
 LOST = 0.01  # of accuracy: less than a point counts as nothing
 END = "end"
 STABLE = (
@@ -110,6 +111,9 @@ def _largest(name: str, each_step: Averaged, rarely: Sequence[Averaged]) -> Part
     else:
         text += f"the largest interval that loses less than a point is about {found.value:.0f}"
     weak = too_few(fewest([each_step.records, *(each.records for each in rarely)]))
+    shortest = min(record.epochs for each in (each_step, *rarely) for record in each.records)
+    if shortest < EPOCHS:  # the copies of the papers have long settled when they are compared
+        weak = f"it was trained for {shortest:.2g} of at least {EPOCHS} epochs"
     part = f"{name}: steps between averages that lose nothing"
     return Part(part, found, float(rarely[0].every), True, text, weak)
 
