@@ -226,7 +226,8 @@ def test_blocks_and_rounds_are_checked(tmp_path: Path, line: str, sentence: str)
 
 
 def test_a_label_makes_two_cells_of_one_spec(tmp_path: Path) -> None:
-    text = STUDY.replace('strategy = ["allreduce", "hogwild"]', 'strategy = "allreduce"\nlabel = ["v1.0", "v1.1"]')
+    labels = 'strategy = "allreduce"\nlabel = ["v1.0", "v1.1"]'
+    text = STUDY.replace('strategy = ["allreduce", "hogwild"]', labels)
     study = read(tmp_path, text)
     speed = [cell for cell in study.cells if cell.paired and cell.spec.workers == 2]
     assert [cell.label for cell in speed] == ["v1.0", "v1.1"]
