@@ -387,6 +387,14 @@ class TestAveraging:
         assert finding.parts[2].holds is None
         assert "stable from their initialization" in finding.text
 
+    @pytest.mark.parametrize(("epochs", "holds"), [(1.0, None), (2.0, False)])
+    def test_a_short_training_refutes_nothing(self, epochs: float, holds: bool | None) -> None:
+        """Copies drift apart fastest in the first steps: losing there says little about a whole training."""
+        runs = [run.model_copy(update={"epochs": epochs}) for run in self.runs(rarely=0.5)]
+        finding = judged("averaging", runs)
+        assert finding.parts[0].holds is holds
+        assert ("it was trained for 1 of at least 2 epochs" in finding.text) == (holds is None)
+
     def test_few_seeds_refute_nothing(self) -> None:
         finding = judged("averaging", self.runs(rarely=0.5, end=0.6, seeds=(0, 1)))
         assert [part.holds for part in finding.parts] == [None, True, None]
