@@ -71,7 +71,7 @@ def advantages(
     for cell in cells:
         mine = [spec for spec in specs if speed_cell(spec).spec == cell.spec and spec.target is not None]
         own = {each.key for each in [*learning_cells(mine), *own_learning_cells(mine, records)]}
-        shared = {Cell(_trajectory(spec.alone(recipe_options=spec.recipe_options))).key for spec in mine}
+        shared = {Cell(_trajectory(spec.alone())).key for spec in mine}
         tried, one = (
             [record for record in records if record.cell in keys] for keys in (own - shared, shared)
         )
