@@ -11,6 +11,7 @@ from manyhands.analysis.pairs import (
     ERROR,
     LOOKS,
     SPENT,
+    Advantage,
     cell_speed,
     compare_cells,
     compared,
@@ -147,8 +148,29 @@ def test_where_nothing_is_faster_the_baseline_stays():
 def test_a_cell_that_learns_from_fewer_samples_may_be_slower():
     made = blocks(*[{"a": 180.0, "b": 120.0}] * 3)
     assert decide(made, BASELINE, ["a", "b"]).leaders == {"a"}
-    assert decide(made, BASELINE, ["a", "b"], {"b": math.log(1.5)}).leaders == {"a", "b"}
-    assert decide(made, BASELINE, ["a", "b"], {"b": math.log(3)}).leaders == {"b"}
+
+    def leaders(low: float, high: float) -> set[str]:
+        fewer = {"b": Advantage(math.log(low), math.log(high))}
+        return decide(made, BASELINE, ["a", "b"], fewer).leaders
+
+    assert leaders(1.5, 1.5) == {"a", "b"}
+    assert leaders(3, 3) == {"b"}
+    assert leaders(0.9, 1.1) == {"a"}
+
+
+def test_a_leader_by_samples_that_are_not_sure_eliminates_nobody():
+    """It once did: a leader was taken at its best, too, and others were ended that the answer needed."""
+    made = blocks(*[{"a": 180.0, "b": 180.0}] * 3)
+    unsure = {"b": Advantage(math.log(0.6), math.log(1.6))}
+    assert decide(made, BASELINE, ["a", "b"], unsure).leaders == {"a", "b"}
+    assert decide(made, BASELINE, ["a", "b"], {"b": Advantage(math.log(1.5), math.log(1.6))}).leaders == {"b"}
+
+
+def test_nothing_is_eliminated_before_the_least_rounds():
+    slow = {"a": 180.0, "b": 90.0}
+    for rounds in range(1, 8):
+        found = decide(blocks(*[slow] * rounds), BASELINE, ["a", "b"], least=5)
+        assert found.settled == (rounds >= 5)
 
 
 def test_a_round_that_was_interrupted_eliminates_nobody():

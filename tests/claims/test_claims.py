@@ -38,12 +38,16 @@ def test_nothing_settles_nothing_and_says_what_is_missing(name: str) -> None:
 
 def test_a_study_that_is_about_a_claim_says_what_came_of_it() -> None:
     results = Results(HERE, "test", "test", claim="averaging", records=TestAveraging().runs())
-    settled = settle(results)
-    assert settled is not None
+    (settled,) = settle(results)
     said, verdict = settled.text.split("\n")
     assert said.startswith("Workers that average every H steps")
     assert verdict.startswith("Holds here: cifar-resnet depth=8, 2 workers: 60.0 % every 1")
-    assert settle(Results(HERE, "test", "test")) is None
+    assert settle(Results(HERE, "test", "test")) == []
+
+
+def test_one_set_of_runs_decides_both_claims_about_the_critical_batch() -> None:
+    found = settle(Results(HERE, "test", "test", claim="noise-scale"))
+    assert [each.claim.name for each in found] == ["critical-batch", "noise-scale"]
 
 
 class TestLargeBatch:

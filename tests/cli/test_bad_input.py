@@ -13,8 +13,8 @@ from manyhands import cli
 from manyhands.core import environment
 
 TASKS = (
-    "quadratic, digits-mlp, mnist-mlp, mnist-cnn, mnist-resnet, fashion-cnn, cifar-resnet, "
-    "blood-vgg19, imagenet-resnet50, sparse-logistic"
+    "quadratic, digits-mlp, mnist-mlp, mnist-cnn, mnist-resnet, fashion-cnn, fashion-resnet, "
+    "cifar-resnet, blood-vgg19, imagenet-resnet50, sparse-logistic"
 )
 STRATEGIES = "single, allreduce, average, server, hogwild, layers, pipeline, sharded"
 TORCHRUN = "RANK=0 LOCAL_RANK=0 WORLD_SIZE={0} LOCAL_WORLD_SIZE={0} MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"

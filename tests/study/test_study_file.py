@@ -24,7 +24,8 @@ BAD = {
     "a key at the top": (
         "nam = 'x'\n" + GRID,
         "s.toml, line 1: a study has no key 'nam' (did you mean 'name'? known: name, title, about, fallback, "
-        "claim, price, currency, budget, block, rounds, repeats, keep_models, jobs, defaults, grid, exclude)",
+        "claim, price, currency, budget, block, rounds, min_rounds, repeats, keep_models, jobs, defaults, "
+        "grid, exclude)",
     ),
     "a table": (
         "\n[[gird]]\ntask = 'quadratic'",
@@ -157,6 +158,11 @@ BAD = {
     "jobs that are no number": (
         "jobs = true\n" + GRID,
         "s.toml, line 1: jobs must be a whole number from 1 on, got True",
+    ),
+    "few rounds": ("rounds = 2\n" + GRID, "s.toml, line 1: rounds must be at least 3, got 2"),
+    "more rounds at least than at most": (
+        "rounds = 6\nmin_rounds = 7\n" + GRID,
+        "s.toml, line 2: min_rounds must be a whole number from 3 to rounds (6), got 7",
     ),
     "nothing can work": (
         GRID + "\n[[grid]]\ntask = 'quadratic'\nstrategy = 'single'\nworkers = [2, 4]",

@@ -58,6 +58,12 @@ class TestFashion(_Suite):
 
 
 @pytest.mark.slow
+class TestFashionResnet(_Suite):
+    name = "fashion-resnet"
+    options: ClassVar[dict[str, object]] = {"stride": 2}
+
+
+@pytest.mark.slow
 class TestCifar(_Suite):
     name = "cifar-resnet"
 

@@ -64,6 +64,16 @@ class Decision(NamedTuple):
     settled: bool  # further rounds would tell nothing more
 
 
+class Advantage(NamedTuple):
+    """How many times fewer samples a cell needs than one worker: the interval of its logarithm."""
+
+    low: float
+    high: float
+
+
+LEVEL = Advantage(0.0, 0.0)  # the same samples
+
+
 class Lane(NamedTuple):
     """The paired values of all cells that have the same baseline."""
 
@@ -207,25 +217,32 @@ def cell_speed(blocks: Sequence[Block], cell: str) -> Summary | None:
 
 
 def decide(
-    blocks: Sequence[Block], baseline: str, cells: Iterable[str], advantage: Mapping[str, float] | None = None
+    blocks: Sequence[Block],
+    baseline: str,
+    cells: Iterable[str],
+    advantage: Mapping[str, Advantage] | None = None,
+    least: int = 0,
 ) -> Decision:
     """Which of the cells need further rounds; to be called after every round, it acts at the looks.
 
-    `advantage` is the logarithm of the samples to the target that a reference needs over those that the cell
-    needs, where this is known; where it is uncertain, give the end of its interval that favors the cell. The
+    A cell with an `advantage` learns from fewer samples. Nothing is eliminated before `least` rounds. The
     baseline takes part, too: where nothing is faster, everything else is eliminated.
     """
     more, everything = advantage or {}, {baseline, *cells}
     lane = next((each for each in lanes(blocks) if each.baseline == baseline), Lane(baseline, {}))
     rounds, left = _complete(lane), set(everything)
     for look, spent in zip(LOOKS, SPENT, strict=True):
-        if look <= len(rounds):
+        if least <= look <= len(rounds):
             left -= _slower(_only(lane, rounds[:look]), left, spent, more)
     return Decision(everything - left, left, len(left) == 1 or len(rounds) >= LOOKS[-1])
 
 
-def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, float]) -> set[str]:
-    """The cells that are told apart from the fastest, or have stopped in an earlier round."""
+def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, Advantage]) -> set[str]:
+    """The cells that are told apart from the fastest, or have stopped in an earlier round.
+
+    Where it is not known how many samples they need, the leader is taken at its worst, the others at their
+    best.
+    """
     there = {cell for cell in cells if cell == lane.baseline or len(lane.values.get(cell, {})) == lane.rounds}
 
     def ahead(one: str, other: str) -> tuple[float, float]:
@@ -234,7 +251,7 @@ def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, f
             return 0.0, 0.0
         usual = lane.usual(one, other)
         values = _clipped(lane.difference(one, other), lane.typical(one, other))
-        lead = _mean(values) + advantage.get(one, 0.0) - advantage.get(other, 0.0)
+        lead = _mean(values) + advantage.get(one, LEVEL).low - advantage.get(other, LEVEL).high
         return lead, moderated(values, usual, ALIKE, error)
 
     leader = max(sorted(there), key=lambda cell: ahead(cell, lane.baseline)[0])

@@ -1,4 +1,4 @@
-"""Published claims, each tested by a study of the same name: `manyhands claims run large-batch`."""
+"""Published claims, each tested by a study: `manyhands claims run large-batch`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ CLAIMS: dict[str, Claim] = {
 }
 
 
-def settle(results: Results) -> Settled | None:
-    """Return the claim that a study tests and what the study found; None if it tests no claim."""
-    claim = CLAIMS.get(results.claim or "")
-    return Settled(claim, claim.judge(results)) if claim is not None else None
+def settle(results: Results) -> list[Settled]:
+    """Return the claims that a study tests, and what it found about each."""
+    return [
+        Settled(claim, claim.judge(results))
+        for claim in CLAIMS.values()
+        if results.claim and claim.tested_by == results.claim
+    ]
 
 
 __all__ = ["CLAIMS", "Claim", "Dot", "Finding", "Line", "Part", "Plot", "Settled", "settle"]

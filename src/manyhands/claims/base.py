@@ -119,6 +119,12 @@ class Claim(NamedTuple):
     judge: Callable[[Results], Finding]
     takes: str = ""  # about how long its study runs on the development machine
     notes: Sequence[str] = ()  # how it is tested, for readers of the results
+    study: str = ""  # whose runs test it, if not those of the study with its own name
+
+    @property
+    def tested_by(self) -> str:
+        """The name of the study whose runs test it."""
+        return self.study or self.name
 
 
 class Settled(NamedTuple):

@@ -224,5 +224,7 @@ CRITICAL_BATCH = Claim(
         f"A doubling that saves at least {formatting.percent(1 - 2**-STEEP)} of the steps counts as halving "
         f"them, one that saves at most {formatting.percent(1 - 2**-FLAT)} as saving nothing to speak of.",
         "The target is lower than the published 99 %, so there are fewer steps: compare the shape.",
+        "The runs are those of noise-scale: one study tests both claims.",
     ],
+    study="noise-scale",
 )

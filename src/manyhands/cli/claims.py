@@ -12,6 +12,7 @@ import typer
 from manyhands.core import formatting
 
 if TYPE_CHECKING:
+    from manyhands.claims import Claim
     from manyhands.records.study_results import Results
     from manyhands.study.study_file import Study
 
@@ -80,7 +81,7 @@ def run(
     failed = False
     for each in CLAIMS if name == ALL else [name]:
         try:
-            failed |= not _decide(each, usable(out) / each, quick, quiet)
+            failed |= not _decide(CLAIMS[each], usable(out) / CLAIMS[each].tested_by, quick, quiet)
         except InterruptedRunError:
             raise
         except ManyhandsError as error:
@@ -92,29 +93,27 @@ def run(
         raise typer.Exit(1)
 
 
-def _decide(name: str, folder: Path, quick: bool, quiet: bool) -> bool:
-    """Run one study and print its verdict; False if some of its cells failed."""
-    from manyhands.claims import settle
+def _decide(claim: Claim, folder: Path, quick: bool, quiet: bool) -> bool:
+    """Run the study of a claim and print the verdict; False if some of its cells failed."""
+    from manyhands.claims import Settled
     from manyhands.core import environment
     from manyhands.study import guarded, view
     from manyhands.study import study_file as files
     from manyhands.study.execute import execute
 
-    plan = files.with_baselines(files.read(files.find(name)))
+    plan = files.with_baselines(files.read(files.find(claim.tested_by)))
     jobs = environment.cores()
     if quick:
         plan = first_answer(plan)
         jobs = jobs if all(cell.spec.ranks == 1 for cell in plan.cells) else 1  # in the order of the seeds
     results = execute(plan, folder, view.NoView() if quiet else guarded.Guarded(view.for_people()), jobs)
     _more(results)
-    settled = settle(results)
-    assert settled is not None
-    claim, verdict = settled.text.split("\n")
-    print(textwrap.fill(formatting.line(f"{name}: {claim}"), WIDTH, subsequent_indent="  "))
+    said, verdict = Settled(claim, claim.judge(results)).text.split("\n")
+    print(textwrap.fill(formatting.line(f"{claim.name}: {said}"), WIDTH, subsequent_indent="  "))
     print(textwrap.fill(formatting.line(verdict), WIDTH, initial_indent="  ", subsequent_indent="  "))
     left = len(results.left)
     if left:
-        print(f"  {formatting.plural(left, 'cell')} left: `manyhands claims run {name}` continues")
+        print(f"  {formatting.plural(left, 'cell')} left: `manyhands claims run {claim.name}` continues")
     for cell, reason in results.failed:
         print(formatting.line(f"  failed: {cell.key}: {reason}"), file=sys.stderr)
     return not results.failed

@@ -114,7 +114,7 @@ def _print(results: Results) -> None:
     for answer in found:
         text = formatting.line(f"answer: {answer.text}")
         print(textwrap.fill(text, width, subsequent_indent=" " * 8))
-    if (settled := settle(results)) is not None:
+    for settled in settle(results):
         claim, verdict = settled.text.split("\n")
         print(textwrap.fill(formatting.line(f"claim: {claim}"), width, subsequent_indent=" " * 7))
         print(

@@ -18,9 +18,10 @@ SHOWN = 40  # rows of a table of numbers, at most
 
 _INTRODUCTION = """# Published claims, tested on one machine
 
-`studies/` has one study for each of eight published claims. `manyhands claims run NAME` runs it and decides
-it; `manyhands claims write` has written this page from the records. A pure function of the records decides
-each claim (`src/manyhands/claims/`); it is tested with made-up records on both sides of every threshold.
+`studies/` has a study for each of eight published claims; two of them share one. `manyhands claims run NAME`
+runs it and decides the claim; `manyhands claims write` has written this page from the records. A pure
+function of the records decides each claim (`src/manyhands/claims/`); it is tested with made-up records on
+both sides of every threshold.
 
 A claim has parts. Each is an estimate with its 95 % interval, a threshold, and a condition that the
 experiment must meet to be able to refute it. A part *holds here* if the whole interval is on the claim's
@@ -48,9 +49,9 @@ def judged(folder: Path) -> list[Judged]:
     """Every claim with what the studies below a folder found about it."""
     found = []
     for name, claim in CLAIMS.items():
-        study = StudyFolder(folder / name)
+        study = StudyFolder(folder / claim.tested_by)
         results = study.read() if study.journal.is_file() else None
-        if results is not None and results.claim != name:
+        if results is not None and results.claim != claim.tested_by:
             raise UsageError(f"{study.path} is not the study of the claim {name}")
         known = results is not None and bool(results.records or results.blocks)
         found.append(Judged(claim, results, claim.judge(results) if results is not None and known else None))

@@ -111,7 +111,7 @@ def _html(findings: Findings, drawn: list[_Drawn], show: sections.Shown) -> str:
         "title": sections.text(title),
         "about": sections.text(results.about),
         "facts": sections.facts(findings),
-        "claim": sections.claim(settle(results)),
+        "claim": "".join(map(sections.claim, settle(results))),
         "answer": sections.answer(findings)
         + (sections.opening(*opening, show, told=opening.chart is first) if opening else ""),
         "filter": sections.strategies(findings),

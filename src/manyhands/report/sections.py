@@ -85,10 +85,8 @@ def facts(findings: Findings) -> str:
     return text(" · ".join(parts))
 
 
-def claim(settled: Settled | None) -> str:
-    """The claim and its verdict; empty if the study tests no claim."""
-    if settled is None:
-        return ""
+def claim(settled: Settled) -> str:
+    """A claim that the study tests, and its verdict."""
     said, found = settled
     kind = {True: "holds", False: "fails", None: "open"}[found.holds]
     rows = f"<details><summary>Numbers</summary>{grid(found.table)}</details>" if found.table else ""
@@ -97,7 +95,7 @@ def claim(settled: Settled | None) -> str:
         points += f"<li>and {more} more, under Numbers</li>"
     beside = f"<p>{text(found.beside)}</p>" if found.beside else ""
     return (
-        f'<section class="claim {kind}" id="claim" aria-label="The claim">'
+        f'<section class="claim {kind}" id="claim-{said.name}" aria-label="The claim {said.name}">'
         f"<blockquote>{text(said.statement)} <cite>{text(said.source)}</cite></blockquote>"
         f'<p class="verdict">{text(upper(found.verdict))}</p><ul>{points}</ul>{beside}{rows}</section>'
     )

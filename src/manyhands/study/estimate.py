@@ -60,11 +60,12 @@ class Pairing(NamedTuple):
 
     block: float = 1.0  # seconds
     rounds: int = 1
+    min_rounds: int = LOOKS[0]
 
     def within(self, seconds: float, cells: int) -> Pairing:
         """With as many rounds as so many cells can have in this time, but a few in any case."""
         fit = int(seconds / (2 * self.block * max(1, cells)))
-        return self._replace(rounds=min(self.rounds, max(LOOKS[0], fit)))
+        return self._replace(rounds=min(self.rounds, max(self.min_rounds, fit)))
 
     def time_of(self, spec: RunSpec, like: EarlierRuns | None, slower: float = 1.0) -> CellTime:
         """Estimate the time of one cell for all rounds: some cells are clearly slower, and end earlier."""

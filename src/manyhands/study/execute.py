@@ -20,7 +20,7 @@ from manyhands.records.study_results import Block, Cell, JournalWriter, Results,
 from manyhands.study.attempt import CannotWorkError, attempt, in_own_process, ruled_out, tidy
 from manyhands.study.grid import unique
 from manyhands.study.journal_history import History
-from manyhands.study.paired import PairedMeasurement, comparisons
+from manyhands.study.paired import PairedMeasurement, Rounds, comparisons
 from manyhands.study.paired_cells import advantages, own_learning_cells
 from manyhands.study.parallel_cells import run_parallel
 from manyhands.study.study_file import Study
@@ -125,9 +125,8 @@ class Execution:
             until = now + (end - now) / (len(left) - number)
             measured = PairedMeasurement(able, self._history.blocks, self._study.block, self)
             cells = [entry.cell for entry in able]
-            measured.run(
-                self._study.rounds, until, advantages(cells, self._study.compared, self.state.records)
-            )
+            rounds = Rounds(self._study.min_rounds, self._study.rounds)
+            measured.run(rounds, until, advantages(cells, self._study.compared, self.state.records))
 
     # ------------------------------------------------------------------ opening the study
     def _with_fallback(self, cells: list[Cell]) -> list[Cell]:

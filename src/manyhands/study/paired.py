@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from manyhands.analysis import pairs
 from manyhands.callbacks.base import Callback
@@ -32,6 +32,13 @@ CANCEL = 5.0  # seconds for runs that are no longer wanted to end by themselves
 ROOM = 1.5  # times the memory of the largest run so far must be left for one more
 STEPS = 5  # of a block that must count, however slow they are
 WARM_UP = 6  # steps before the first block
+
+
+class Rounds(NamedTuple):
+    """How many rounds every cell is measured in at least, and the last ones at most."""
+
+    least: int
+    most: int
 
 
 class PairedTracker(Protocol):
@@ -94,24 +101,25 @@ class PairedMeasurement:
         self._names: dict[str, str] = {}
         self._stop = StopRequest()
 
-    def run(self, rounds: int, until: float, advantage: Mapping[str, float]) -> None:
+    def run(self, rounds: Rounds, until: float, advantage: Mapping[str, pairs.Advantage]) -> None:
         """Measure until the cells are told apart, for at most so many rounds, and until this time.
 
         Every session measures a few rounds, however late it is: fewer would tell nothing.
         """
+        least = max(rounds.least, pairs.LOOKS[0])
         first = 1 + max((block.round for block in self._blocks), default=-1)
         with self._stop, self._closing():
             self._start()
             took = 0.0
-            for number in range(first, max(rounds, first + 1)):
+            for number in range(first, max(rounds.most, first + 1)):
                 if self._baseline not in self._warm or len(self._warm) < 2:
                     break  # nothing is left to compare, or nothing to compare with
                 began = time.monotonic()
-                if number >= pairs.LOOKS[0] and began + took > until:
+                if number >= least and began + took > until:
                     break
                 self._round(number)
                 took = time.monotonic() - began
-                decision = pairs.decide(self._blocks, self._baseline, self._entries, advantage)
+                decision = pairs.decide(self._blocks, self._baseline, self._entries, advantage, least)
                 self._end(decision.eliminated - {self._baseline})
                 if decision.settled:
                     break

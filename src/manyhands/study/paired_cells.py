@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from manyhands.analysis.crossing import crossing
+from manyhands.analysis.pairs import Advantage
 from manyhands.core import environment
 from manyhands.core.formatting import plural
 from manyhands.records.record import RunRecord
@@ -61,13 +62,13 @@ def own_learning_cells(specs: Iterable[RunSpec], records: Sequence[RunRecord]) -
 
 def advantages(
     cells: Iterable[Cell], specs: Sequence[RunSpec], records: Sequence[RunRecord]
-) -> dict[str, float]:
-    """By how much fewer samples a cell needs to the target than one worker, as logarithms: its best case.
+) -> dict[str, Advantage]:
+    """How many times fewer samples a cell needs to the target than one worker, as logarithms.
 
     Cells that share one worker's run need the same, and so does a cell that was not tried, as far as is
     known. One that did not arrive has no chance.
     """
-    found: dict[str, float] = {}
+    found: dict[str, Advantage] = {}
     for cell in cells:
         mine = [spec for spec in specs if speed_cell(spec).spec == cell.spec and spec.target is not None]
         own = {each.key for each in [*learning_cells(mine), *own_learning_cells(mine, records)]}
@@ -77,8 +78,11 @@ def advantages(
         )
         if tried:
             arrived, reference = _arrivals(tried), _arrivals(one) or _arrivals(tried)
-            few = 2 * len(arrived) <= len(tried)  # most of them did not arrive
-            found[cell.key] = -HOPELESS if few else _mean(reference) - _mean(arrived) + _error(arrived)
+            if 2 * len(arrived) <= len(tried):  # most of them did not arrive
+                found[cell.key] = Advantage(-HOPELESS, -HOPELESS)
+                continue
+            fewer, reach = _mean(reference) - _mean(arrived), math.hypot(_error(reference), _error(arrived))
+            found[cell.key] = Advantage(fewer - reach, fewer + reach)
     return found
 
 

@@ -49,7 +49,7 @@ def preview(study: Study, out: Path, jobs: int = 1) -> Preview:
             facts.append(estimate.probe(resolved))
             probed.add(cell.spec.task)
     left = [cell for cell in waiting if cell.key in specs]
-    pairing = estimate.Pairing(study.block, study.rounds)
+    pairing = estimate.Pairing(study.block, study.rounds, study.min_rounds)
     if study.budget:
         others = [cell for cell in left if not cell.paired]
         rest = estimate.estimate(others, facts, jobs, specs).seconds

@@ -27,7 +27,7 @@ from manyhands.tasks import TASKS
 
 KEYS = (
     "name", "title", "about", "fallback", "claim", "price", "currency", "budget", "block", "rounds",
-    "repeats", "keep_models", "jobs", "defaults", "grid", "exclude",
+    "min_rounds", "repeats", "keep_models", "jobs", "defaults", "grid", "exclude",
 )  # fmt: skip
 STUDIES = "studies"
 _UNITS = {"s": 1, "sec": 1, "seconds": 1, "min": 60, "minutes": 60, "h": 3600, "hours": 3600}
@@ -50,6 +50,7 @@ class Study:
     budget: float | None = None  # seconds
     block: float = 1.0  # seconds of a block of a paired cell
     rounds: int = LOOKS[-1]  # of paired blocks, at most
+    min_rounds: int = LOOKS[0]  # before a cell that loses is ended
     keep_models: bool = False
     jobs: int = 1  # cells at a time that are not timed, if the command line does not say
     cells: list[Cell] = field(default_factory=list)
@@ -232,6 +233,13 @@ class _StudyFile:
             least = LOOKS[0]
             _must("rounds", content["rounds"], lambda n: type(n) is int and n >= least, f"at least {least}")
             facts["rounds"] = content["rounds"]
+        if "min_rounds" in content:
+            least, most = LOOKS[0], facts.get("rounds", LOOKS[-1])
+            wanted = f"a whole number from {least} to rounds ({most})"
+            _must(
+                "min_rounds", content["min_rounds"], lambda n: type(n) is int and least <= n <= most, wanted
+            )
+            facts["min_rounds"] = content["min_rounds"]
         plain = ("about", "fallback", "claim", "price", "currency", "keep_models", "jobs")
         return facts | {key: content[key] for key in plain if key in content}
 

@@ -117,8 +117,9 @@ class LiveTable:
         self._state = state
         self.say(headline(state, folder))
         recent = estimate.earlier([entry.cell for entry in state.of("left")], folder)
-        pairing = estimate.Pairing(state.study.block, state.study.rounds)
-        self._remaining = Remaining(estimate.known([*state.records, *recent]), state.study.budget, pairing)
+        study = state.study
+        pairing = estimate.Pairing(study.block, study.rounds, study.min_rounds)
+        self._remaining = Remaining(estimate.known([*state.records, *recent]), study.budget, pairing)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         self._count()

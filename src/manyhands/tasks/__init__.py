@@ -11,6 +11,9 @@ TASKS: dict[str, Entry] = {
     "mnist-cnn": Entry("manyhands.tasks.mnist:mnist_cnn", "CNN with two convolutions on MNIST"),
     "mnist-resnet": Entry("manyhands.tasks.mnist:mnist_resnet", "small ResNet with batch norm on MNIST"),
     "fashion-cnn": Entry("manyhands.tasks.mnist:fashion_cnn", "CNN with two convolutions on Fashion-MNIST"),
+    "fashion-resnet": Entry(
+        "manyhands.tasks.mnist:fashion_resnet", "small ResNet with batch norm on Fashion-MNIST"
+    ),
     "cifar-resnet": Entry("manyhands.tasks.cifar:cifar_resnet", "ResNet-20 on CIFAR-10"),
     "blood-vgg19": Entry("manyhands.tasks.image_folders:blood_vgg19", "VGG-19 on a folder of images"),
     "imagenet-resnet50": Entry(

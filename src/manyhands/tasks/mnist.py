@@ -46,6 +46,18 @@ def fashion_cnn(*, width: Positive = 1.0, dropout: Fraction = 0.25) -> Task:
     )
 
 
+def fashion_resnet(*, depth: int = 8, width: Count = 1, stride: Count = 1) -> Task:
+    """The network of mnist-resnet on images of clothes; `stride` is that of its first convolution."""
+    return _task(
+        "fashion-resnet",
+        "fashion-mnist",
+        lambda: small_resnet(depth=depth, channels=1, width=width, stride=stride),
+        target=0.91,
+        lr=0.4,
+        epochs=8,
+    )
+
+
 def _task(
     name: str, data: str, model: Callable[[], nn.Module], *, target: float, lr: float, epochs: float = 3
 ) -> Task:

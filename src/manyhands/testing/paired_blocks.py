@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from manyhands.analysis.pairs import Decision, Lane, decide
+from manyhands.analysis.pairs import Advantage, Decision, Lane, decide
 from manyhands.records.study_results import Block
 
 BASELINE = "baseline"
@@ -74,7 +74,7 @@ def resampled(lane: Lane, speeds: Mapping[str, float], chance: random.Random) ->
 
 
 def paired_study(
-    cells: list[str], measure: Measure, budget: int, advantage: Mapping[str, float] | None = None
+    cells: list[str], measure: Measure, budget: int, advantage: Mapping[str, Advantage] | None = None
 ) -> tuple[list[Block], Decision]:
     """Measure in rounds, as a study does, until so many blocks are spent or nothing is left to tell apart."""
     blocks: list[Block] = []

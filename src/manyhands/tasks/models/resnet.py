@@ -77,8 +77,13 @@ def head(features: int, classes: int) -> nn.Sequential:
 DEEPEST = 6_002  # layers: several times the deepest published network; far more would take too long to build
 
 
-def small_resnet(*, depth: int = 20, classes: int = 10, channels: int = 3, width: int = 1) -> nn.Sequential:
-    """For small images (He et al. 2015, section 4.2): 6n + 2 layers, widths 16, 32 and 64 times `width`."""
+def small_resnet(
+    *, depth: int = 20, classes: int = 10, channels: int = 3, width: int = 1, stride: int = 1
+) -> nn.Sequential:
+    """For small images (He et al. 2015, section 4.2): 6n + 2 layers, widths 16, 32 and 64 times `width`.
+
+    `stride` is that of the first convolution: with 2, a step takes about a fourth of the time.
+    """
     blocks, rest = divmod(depth - 2, 6)
     if rest or blocks < 1:
         raise UsageError(
@@ -86,7 +91,9 @@ def small_resnet(*, depth: int = 20, classes: int = 10, channels: int = 3, width
         )
     if depth > DEEPEST:
         raise UsageError(f"a residual network for small images has at most {DEEPEST:,} layers, not {depth:,}")
-    layers: list[nn.Module] = [nn.Sequential(*conv_norm(channels, 16 * width, 3), nn.ReLU(inplace=True))]
+    layers: list[nn.Module] = [
+        nn.Sequential(*conv_norm(channels, 16 * width, 3, stride), nn.ReLU(inplace=True))
+    ]
     features = 16 * width
     for stage, outputs in enumerate((16 * width, 32 * width, 64 * width)):
         for block in range(blocks):
