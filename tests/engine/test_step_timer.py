@@ -235,3 +235,24 @@ def test_of_free_workers_all_is_shown_and_a_server_does_no_steps() -> None:
     assert [len(spans) for spans in shown] == [0, 2, 1]
     assert shown[2][0].begin == 0.5
     assert timeline([[], []], ["a", "a"], together=True) == []
+
+
+def test_a_pause_is_no_part_of_a_timeline(now: list[float]) -> None:
+    """A pause of 12 s between two blocks of a measurement was once drawn as 12 s of "other"."""
+    clock = Clock()
+    clock.start()
+    step_timer = StepTimer(clock)
+    step_timer.begin(0)
+    for number in range(WARM_UP + TRACED):
+        _step(clock, now, 1.0, 2.0)
+        step_timer.stepped(number + 1)
+        if number == WARM_UP:  # between the first two traced steps
+            with clock.phase("paused"):
+                now[0] += 12.0
+    steps = step_timer.traced
+    assert [step[-1].end - step[0].begin for step in steps] == [3.0] * TRACED
+    assert {span.phase for step in steps for span in step} == {"forward", "backward"}
+    (together,), (alone,) = (timeline([steps], ["a"], together=each) for each in (True, False))
+    assert together[-1].end == 3.0
+    assert alone[-1].end == 3.0 * (TRACED - 1)
+    assert len(alone) == 2 * (TRACED - 1)

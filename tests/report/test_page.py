@@ -86,7 +86,7 @@ def test_hostile_words_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = Settled(
         Claim(evil, evil, evil, lambda _: Finding(None, [])), Finding(None, [evil], [{evil: evil}])
     )
-    monkeypatch.setattr(pages, "settle", lambda _: found)
+    monkeypatch.setattr(pages, "settle", lambda _: [found])
     page = draw(Results(tmp_path, evil, evil, about=evil, records=runs), pictures=False)
     text = page.read_text()
     assert "<script>alert" not in text
@@ -100,7 +100,7 @@ def test_a_claim_stands_first(
 ) -> None:
     finding = Finding(holds, ["With 3 numbers"], [{"batch": 64, "share": 0.123456}])
     claim = Claim("doubling", "Batches double.", "Somebody 2018", lambda _: finding)
-    monkeypatch.setattr(pages, "settle", lambda _: Settled(claim, finding))
+    monkeypatch.setattr(pages, "settle", lambda _: [Settled(claim, finding)])
     text = draw(Results(tmp_path, "x", "x", records=[record()]), pictures=False).read_text()
     assert text.index(f'class="claim {kind}"') < text.index('class="answer"')
     assert f"{finding.verdict[0].upper()}{finding.verdict[1:]}</p>" in text

@@ -17,6 +17,7 @@ from manyhands.records.study_results import Results
 
 ONE = "one worker with one thread"
 UNTRIED = "Only speed was measured; whether it learns was not tried."
+SAME_STEPS = "Only speed was measured: it makes the steps that one worker makes, and learns the same."
 
 
 class Answer(NamedTuple):
@@ -24,12 +25,13 @@ class Answer(NamedTuple):
 
     task: str
     text: str
-    # the simplest of the winners; None where nothing reached the target or nobody tried: speed is no advice
+    # the simplest of the winners; None where nothing reached the target, or nobody knows what it learns
     advised: ToTarget | Point | None
     cheapest: ToTarget | Point | None
     lines: list[str]  # the sentences of the text
     winners: list[ToTarget | Point]  # not told apart from the fastest, which is the first
     groups: list[list[ToTarget | Point]]  # the winners, then those not told apart from the best of the rest
+    untried: list[ToTarget | Point]  # not compared: they make other steps, and nobody tried what they learn
 
 
 def answers(results: Results) -> list[Answer]:
@@ -44,11 +46,12 @@ def _answer(field: Field) -> Answer:
     return Answer(
         field.task,
         " ".join(lines),
-        advised=field.best.cell if field.reached else None,
+        advised=field.best.cell if field.advisable else None,
         cheapest=cheapest.cell if cheapest else None,
         lines=lines,
         winners=found[0] if found else [],
         groups=found,
+        untried=[each.cell for each in field.untried],
     )
 
 
@@ -62,7 +65,8 @@ def _lines(field: Field) -> list[str]:
             *missed,
             _main(field, bool(missed)),
             _ties(field),
-            "" if field.reached or missed else UNTRIED,
+            "" if field.reached or missed else SAME_STEPS if field.advisable else UNTRIED,
+            answer_notes.untried(field),
             _threads(field),
             _line(field),
             _batches(field),
@@ -157,7 +161,7 @@ def _ties(field: Field) -> str:
 def _start(field: Field, again: bool) -> str:
     hosts = {host for record in field.records for host in record.hosts}
     here = "on this machine" if len(hosts) <= 1 else f"on these {len(hosts)} machines"
-    if field.reached:
+    if field.advisable:
         return f"for {field.task} {here} train with"
     fastest = "among the fastest is" if len(field.winners) > 1 else "the fastest is"
     return (

@@ -9,6 +9,7 @@ from manyhands.analysis import groups
 from manyhands.analysis.candidates import Candidate, Faster, by_speed, by_time, comparison, ranked
 from manyhands.analysis.scaling import Point, points
 from manyhands.analysis.target import ToTarget, to_target
+from manyhands.analysis.trajectories import same_steps
 from manyhands.records.study_results import Results
 
 
@@ -25,6 +26,9 @@ class Field:
         self.reached = bool(timed)
         # the fastest first; by speed if nothing reached the target
         self.candidates = timed or by_speed(self._converged(everything), self.records[0].unit)
+        self.untried: list[Candidate] = []  # not compared: nobody knows what they learn
+        if not self.tries:
+            self._set_apart_untried()
 
     @cached_property
     def points(self) -> list[Point]:
@@ -35,6 +39,25 @@ class Field:
         """The cells none of whose runs diverged: a fast setup that does not train is no answer."""
         wild = {(each.variant, each.workers, each.batch) for each in tries if each.diverged}
         return [each for each in self.points if (each.variant, each.workers, each.batch) not in wild]
+
+    def _set_apart_untried(self) -> None:
+        """Where only speed was measured, compare those that make the same steps, if there are any."""
+        same = {groups.key(record)[:4] for record in self.records if same_steps(record)}
+        known = [each for each in self.candidates if _key(each) in same]
+        if known:
+            self.untried = [each for each in self.candidates if _key(each) not in same]
+            self.candidates = known
+
+    @property
+    def advisable(self) -> bool:
+        """Whether it is known that the best candidate learns: it did, or it makes the steps of one worker.
+
+        Steps with another batch are other steps.
+        """
+        if self.reached or self.tries or not self.candidates:
+            return self.reached
+        same = any(same_steps(record) for record in self.records)
+        return same and len({each.cell.batch for each in self.candidates}) == 1
 
     @property
     def cores(self) -> int:
@@ -64,6 +87,11 @@ class Field:
 
     def won(self, candidate: Candidate) -> bool:
         return any(candidate is each for each in self.winners)
+
+
+def _key(candidate: Candidate) -> tuple[str, int, int, int]:
+    cell = candidate.cell
+    return cell.variant, cell.workers, cell.threads, cell.batch
 
 
 def _one_target(tries: Sequence[ToTarget]) -> list[ToTarget]:

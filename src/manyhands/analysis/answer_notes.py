@@ -27,6 +27,26 @@ def diverged(field: Field) -> str:
     return f"Not advised, because a run diverged: {'; '.join([*names, *more])}."
 
 
+def untried(field: Field) -> str:
+    """The cells that are not compared, because nobody knows what they learn; the fast ones first."""
+    if not field.untried:
+        return ""
+    faster = [each for each in field.untried if field.faster(each, field.best).low > 1]
+    shown = faster or field.untried
+    names = [f"{each.name} ({each.brief})" for each in shown[:MOST]]
+    more = [f"{len(shown) - MOST} more"] if len(shown) > MOST else []
+    listed = _and([*names, *more])
+    they, make = ("it", "makes") if len(shown) == 1 else ("they", "make")
+    other = f"{they} {make} other steps, and whether {they} {'learns' if they == 'it' else 'learn'} as well"
+    if faster:
+        return f"By speed alone {listed} {'is' if they == 'it' else 'are'} faster, but {other} was not tried."
+    return f"Not compared: {listed}, because {other} was not tried."
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{'; '.join(names[:-1])} and {names[-1]}"
+
+
 def late(field: Field) -> str:
     late = sum(each.samples is None and not each.diverged for each in field.tries)
     goal = formatting.threshold(field.tries[0].target, field.tries[0].metric_name)

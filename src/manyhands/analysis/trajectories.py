@@ -25,6 +25,12 @@ def trajectory(record: RunRecord) -> Trajectory:
     return *what, groups.setting(record), spec.workers
 
 
+def same_steps(record: RunRecord) -> bool:
+    """Whether a run makes the steps that one worker makes, so that only its speed needs to be measured."""
+    one_worker = groups.one_plain_worker(groups.variant(record), record.spec.workers)
+    return one_worker or (record.spec.traits.exact and not record.split_matters)
+
+
 def learned(records: Iterable[RunRecord], record: RunRecord) -> list[RunRecord]:
     """The runs that tried what a cell would learn: with its recipe, or else with any other one."""
     wanted = trajectory(record)

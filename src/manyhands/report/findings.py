@@ -129,6 +129,11 @@ class Findings:
         found = self.answer_for(task)
         return found.winners if found else []
 
+    def untried(self, task: str) -> list[target.ToTarget | scaling.Point]:
+        """The cells of a task that the answer does not compare, because nobody knows what they learn."""
+        found = self.answer_for(task)
+        return found.untried if found else []
+
     def compared(self, task: str) -> list[target.ToTarget]:
         """The cells with the most common target: seconds to different targets cannot be compared."""
         mine = [each for each in self.to_target if each.task == task]

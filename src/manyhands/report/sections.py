@@ -88,6 +88,7 @@ def facts(findings: Findings) -> str:
 def claim(settled: Settled) -> str:
     """A claim that the study tests, and its verdict."""
     said, found = settled
+    name = text(said.name)
     kind = {True: "holds", False: "fails", None: "open"}[found.holds]
     rows = f"<details><summary>Numbers</summary>{grid(found.table)}</details>" if found.table else ""
     points = "".join(f"<li>{text(upper(point))}</li>" for point in found.points[:MOST_POINTS])
@@ -95,7 +96,7 @@ def claim(settled: Settled) -> str:
         points += f"<li>and {more} more, under Numbers</li>"
     beside = f"<p>{text(found.beside)}</p>" if found.beside else ""
     return (
-        f'<section class="claim {kind}" id="claim-{said.name}" aria-label="The claim {said.name}">'
+        f'<section class="claim {kind}" id="claim-{name}" aria-label="The claim {name}">'
         f"<blockquote>{text(said.statement)} <cite>{text(said.source)}</cite></blockquote>"
         f'<p class="verdict">{text(upper(found.verdict))}</p><ul>{points}</ul>{beside}{rows}</section>'
     )

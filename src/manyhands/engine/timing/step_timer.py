@@ -143,12 +143,15 @@ class StepTimer:
 
 
 def _joined(spans: list[Span]) -> list[Span]:
-    """Neighboring spans of one phase as one, so that reading the clock leaves no trace."""
+    """Neighboring spans of one phase as one, so that reading the clock leaves no trace.
+
+    A rank pauses between two steps; what it did before that belongs to neither of them.
+    """
     joined: list[Span] = []
     for span in spans:
-        if span.phase == PAUSED:  # before the step
-            continue
-        if joined and joined[-1].phase == span.phase:
+        if span.phase == PAUSED:
+            joined.clear()
+        elif joined and joined[-1].phase == span.phase:
             joined[-1] = Span(span.phase, joined[-1].begin, span.end)
         elif span.end > span.begin:
             joined.append(span)
@@ -156,7 +159,7 @@ def _joined(spans: list[Span]) -> list[Span]:
 
 
 def timeline(traced: list[list[list[Span]]], hosts: list[str], together: bool) -> list[list[Span]]:
-    """What every rank did in one traced step, or in all of them where ranks do not step together.
+    """What every rank did in one traced step, or in several where ranks do not step together.
 
     Of steps that all ranks make together it is the one of median duration. Clocks of different hosts do not
     agree: the first moment of each host is taken as the same.
@@ -167,7 +170,7 @@ def timeline(traced: list[list[list[Span]]], hosts: list[str], together: bool) -
         number = _median_step(next(steps for steps in traced if steps))
         shown = [steps[number] if number < len(steps) else [] for steps in traced]
     else:
-        shown = [[span for step in steps for span in step] for steps in traced]
+        shown = [_without_pause(steps) for steps in traced]
     zero: dict[str, float] = {}
     for spans, host in zip(shown, hosts, strict=True):
         if spans:
@@ -179,6 +182,17 @@ def timeline(traced: list[list[list[Span]]], hosts: list[str], together: bool) -
         ]
         for spans, host in zip(shown, hosts, strict=True)
     ]
+
+
+def _without_pause(steps: list[list[Span]]) -> list[Span]:
+    """The most of a rank's traced steps that follow each other without a pause."""
+    stretches: list[list[list[Span]]] = []
+    for step in filter(None, steps):
+        if stretches and stretches[-1][-1][-1].end == step[0].begin:
+            stretches[-1].append(step)
+        else:
+            stretches.append([step])
+    return [span for step in max(stretches, key=len, default=[]) for span in step]
 
 
 def _median_step(steps: list[list[Span]]) -> int:

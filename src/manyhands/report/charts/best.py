@@ -19,7 +19,7 @@ def figure(findings: Findings) -> Figure | None:
     """One bar per strategy, of the cells that the answer compares: by time to the target, or by speed."""
     panels, sentences = [], []
     for task in findings.tasks:
-        cells = _best_of_each(findings.candidates(task))
+        cells = _best_of_each([*findings.candidates(task), *findings.untried(task)])
         if len(cells) < 2:
             continue
         sentences.append(_sentence(findings, task, cells))
@@ -59,7 +59,7 @@ def _shown(each: ToTarget | Point, value: float) -> str:
     return f"{value:,.0f}/s" if isinstance(each, Point) else common.brief_time(value)
 
 
-def _row(each: ToTarget | Point, tied: bool) -> Row:
+def _row(each: ToTarget | Point, mark: str) -> Row:
     value = _value(each)
     shown = _shown(each, value.median)
     return {
@@ -69,7 +69,7 @@ def _row(each: ToTarget | Point, tied: bool) -> Row:
         "low": tidy(value.low),
         "high": tidy(value.high),
         "shown": shown,
-        "label": f"{shown} {sureness.TIED}" if tied else shown,
+        "label": f"{shown} {mark}".strip(),
         "interval": sureness.interval(value, _how(each), lambda end: _shown(each, end)),
         "run": common.runs(each.runs),
     }
@@ -77,7 +77,9 @@ def _row(each: ToTarget | Point, tied: bool) -> Row:
 
 def _bars(findings: Findings, task: str, cells: Sequence[ToTarget | Point], text: str) -> Panel:
     won = {sureness.cell_key(each) for each in findings.winners(task)}
-    data = [_row(each, sureness.cell_key(each) in won) for each in cells]
+    untried = {sureness.cell_key(each) for each in findings.untried(task)}
+    marks = dict.fromkeys(won, sureness.TIED) | dict.fromkeys(untried, sureness.UNTRIED)
+    data = [_row(each, marks.get(sureness.cell_key(each), "")) for each in cells]
     timed = not isinstance(cells[0], Point)
     axis = "time to the target" if timed else f"{_unit(findings, task)} per second"
     tip = common.tips(
@@ -95,6 +97,7 @@ def _bars(findings: Findings, task: str, cells: Sequence[ToTarget | Point], text
     ends = base.mark_rule(style="ink", strokeWidth=1.2).encode(x="low:Q", x2="high:Q")
     label = base.mark_text(style="label", align="left", dx=6).encode(x="high:Q", text="label:N")
     mark = sureness.TIED_NOTE if len(won) > 1 else sureness.ONE_NOTE
+    mark += f"; {sureness.UNTRIED_NOTE}" if untried else ""
     return Panel(
         f"{task} · {axis}",
         common.layered(bars, ends, label),
@@ -117,7 +120,7 @@ def _sentence(findings: Findings, task: str, cells: Sequence[ToTarget | Point]) 
         f" ({_shown(each, _value(each).median)})"
         for each in findings.winners(task)
     ]
-    last = cells[-1]
+    last = [each for each in cells if each not in findings.untried(task)][-1]
     text = f"{task}: {sureness.fastest(named)}" if named else f"{task}"
     place = common.spoken(last.variant, last.workers, last.threads)
     return f"{text}; {place} comes last with {_shown(last, _value(last).median)}."

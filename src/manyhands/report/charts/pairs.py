@@ -139,12 +139,14 @@ def _sentence(base: RunRecord, found: list[PairedCell]) -> str:
     first, task = found[0].over.ratio, groups.task_name(base)
     spread = sorted(each.over.spread for each in found)[len(found) // 2]
     leading = [_spoken(each.record) for each in found if each.leads]
-    text = f"{task}: nothing is faster than {_spoken(base)}"
     if leading:
-        text = f"{task}: by samples per second, {sureness.fastest(leading)}"
+        which = "it runs" if len(leading) == 1 else "the first runs"
+        text = f"{task}: by samples per second, {sureness.fastest(leading)}; {which}"
+    else:
+        text = f"{task}: nothing is faster than {_spoken(base)}; {_spoken(found[0].record)} runs"
     return (
-        f"{text}; the highest ratio is {first.median:.2f}x ({first.low:.2f} to {first.high:.2f}) of "
-        f"{_spoken(base)}. From round to round a ratio varies by {formatting.percent(spread, 1)}."
+        f"{text} {first.median:.2f}x ({first.low:.2f} to {first.high:.2f}) as fast as {_spoken(base)}. From "
+        f"round to round a ratio varies by {formatting.percent(spread, 1)}."
     )
 
 

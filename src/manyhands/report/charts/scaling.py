@@ -184,8 +184,8 @@ def _sentence(findings: Findings, curves: list[Curve]) -> str:
     text = f"{_title(first)}: by samples per second, {sureness.fastest(named)}"
     if (ahead := leaders[0].speed_up) is not None and leaders[0].workers > 1:
         over = first.baseline.spoken if first.baseline else "one worker"
-        verb = "is" if len(leaders) == 1 else "the first is"
-        text += f"; {verb} {ahead.median:.2f}x ({ahead.low:.2f} to {ahead.high:.2f}) as fast as {over}"
+        which = "it is" if len(leaders) == 1 else "the first is"
+        text += f"; {which} {ahead.median:.2f}x ({ahead.low:.2f} to {ahead.high:.2f}) as fast as {over}"
     most = max(point.workers for _, point in _members(curves))
     if most > max(each.workers for each in leaders):
         text += f". With {most} workers all are slower than that"

@@ -12,6 +12,8 @@ from manyhands.core.statistics import Summary
 TIED = "●"  # the mark of the winners
 TIED_NOTE = f"{TIED} the fastest, and what is not told apart from it"
 ONE_NOTE = f"{TIED} the fastest"
+UNTRIED = "○"  # the mark of cells that are not compared
+UNTRIED_NOTE = f"{UNTRIED} makes other steps than one worker, and whether it learns was not tried"
 MOST_NAMED = 3
 
 
