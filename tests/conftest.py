@@ -49,6 +49,58 @@ ALONE: dict[str, tuple[str, ...]] = {
     "launchers/test_mpi.py": ("test_ranks_can_use_mpi",),
     "runs/test_async_runs.py": ("test_a_straggler", "test_all_wait_for_a_straggler", "test_a_worker_far"),
 }
+# What `make test` leaves to `make soak`, which CI runs as well: tests of many seconds that have a shorter
+# sibling here, by the beginnings of their names; an empty tuple is a whole file.
+SOAK: dict[str, tuple[str, ...]] = {
+    "analysis/test_regimes.py": ("test_the_interval_of_a_study_holds_the_truth[large end",),
+    "callbacks/test_background.py": ("test_a_full_pipe",),
+    "faults/test_asynchronous.py": (
+        "test_the_others_continue[exit:data-",
+        "test_the_others_continue[raise:backward-hogwild",
+        "test_the_others_continue[SIGKILL-server",
+        "test_the_others_continue[hang:data-",
+        "test_the_others_continue_with_any_server_option[{'backup': 0}]",
+        "test_the_others_continue_with_any_server_option[{'bound': 0}]",
+        "test_the_others_continue_with_any_server_option[{'push_every': 2}]",
+        "test_a_lost_worker_is_replaced[raise",
+        "test_strict_ends_the_run[SIGKILL",
+        "test_a_worker_lost_twice",
+    ),
+    "faults/test_average.py": ("test_any_transport_gives_the_same_bits[mpi]", "test_diloco_killed"),
+    "faults/test_hosts.py": ("test_torchrun_over_two_hosts",),
+    "faults/test_kill_and_resume.py": (
+        "test_killed_several_times_it_ends_with_the_same_bits[adamw]",
+        "test_killed_several_times_it_ends_with_the_same_bits[lamb]",
+    ),
+    "faults/test_resume_agreement.py": (
+        "test_a_rank_without_a_checkpoint_resumes_from_rank_0s[sharded]",
+        "test_a_rank_without_a_checkpoint_resumes_from_rank_0s[memory]",
+        "test_a_rank_without_a_checkpoint_resumes_from_rank_0s[average]",
+        "test_a_rank_without_a_checkpoint_resumes_from_rank_0s[server]",
+    ),
+    "faults/test_worker_groups.py": ("test_every_starter_gives_the_same_bits",),
+    "launchers/test_listening.py": ("test_mpi",),
+    "offload/test_offload_runs.py": ("test_a_network_that_cannot_train_under_a_limit",),
+    "parity/test_pipeline.py": ("test_processes_that_send_messages_equal_one_worker[no common",),
+    "report/test_page.py": ("test_many_runs_are_drawn_in_time_and_small",),
+    "runs/test_async_runs.py": ("test_a_server_is_a_rank_of_mpirun",),
+    "runs/test_sharded_runs.py": ("test_a_run_goes_on_with_any_strategy",),
+    "strategies/test_stage_link.py": ("test_messages_of_mpi",),
+    "study/test_memory_limit.py": ("test_a_side_that_fails",),
+    "study/test_paired.py": (
+        "test_a_run_in_blocks_makes_the_steps_of_a_run_in_one_piece[average]",
+        "test_a_run_in_blocks_makes_the_steps_of_a_run_in_one_piece[hogwild]",
+        "test_a_run_in_blocks_makes_the_steps_of_a_run_in_one_piece[pipeline]",
+        "test_a_run_in_blocks_makes_the_steps_of_a_run_in_one_piece[sharded]",
+    ),
+    "study/test_stopped.py": ("test_killed_three_times",),
+    "tasks/test_sparse_logistic.py": ("test_the_defaults_reach",),
+    "test_benchmarks.py": ("test_a_tiny_round",),
+    "test_portability.py": ("test_without_what_windows_lacks",),
+    "test_wheel.py": (),
+    "transports/test_members.py": ("TestMpiBetweenHosts", "TestTorchBetweenHosts"),
+    "transports/test_properties.py": ("test_collectives_of_anything[shm]",),
+}
 # Files that take long begin first, so that no core is idle at the end.
 FIRST = (
     "test_docs.py",
@@ -92,20 +144,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark those that `make test` runs one by one; the others share the cores, the long ones first.
 
-    Those marked `soak` are left out unless they are asked for (`-m soak`, as `make soak` does).
+    Those marked `soak` are left out unless they are asked for (`-m soak`, as `make soak` does) or named.
     """
-    if "soak" not in config.option.markexpr:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
-    ranks = {name: rank for rank, name in enumerate(FIRST)}
     tests = Path(__file__).parent
 
     def name(item: pytest.Item) -> str:
         return item.path.relative_to(tests).as_posix()
 
+    def listed(item: pytest.Item, table: dict[str, tuple[str, ...]]) -> bool:
+        starts = table.get(name(item))
+        own = item.nodeid.partition("::")[2]
+        return starts is not None and own.startswith(starts or "")
+
     for item in items:
-        starts = ALONE.get(name(item))
-        if starts is not None and item.name.startswith(starts or ""):
+        if listed(item, SOAK):
+            item.add_marker("soak")
+    if "soak" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    ranks = {name: rank for rank, name in enumerate(FIRST)}
+    for item in items:
+        if listed(item, ALONE):
             item.add_marker("alone")
     items.sort(key=lambda item: ranks.get(name(item), len(ranks)))
 
