@@ -23,9 +23,9 @@ from torch.nn import functional
 from manyhands.core.allocator import returned_memory
 from manyhands.offload import budget
 from manyhands.offload.offloader import Offload
+from manyhands.study.memory_limit import memory_group
 
 STEPS = 3
-GROUPS = Path("/sys/fs/cgroup")
 
 
 def network(layers: int) -> nn.Sequential:
@@ -45,8 +45,6 @@ def enforce(room: int, group: Path | None) -> None:
         return
     # what was there before stays charged where it was: the group counts what is new
     (group / "cgroup.procs").write_text(str(os.getpid()))
-    name = "memory.limit_in_bytes" if (group / "memory.limit_in_bytes").exists() else "memory.max"
-    (group / name).write_text(str(room))
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -74,20 +72,6 @@ def train(arguments: argparse.Namespace) -> None:
     print(f"trained: loss {loss.item():.6f}, {(time.perf_counter() - since) / STEPS:.2f} s per step")
 
 
-def make_group() -> Path | None:
-    """A memory cgroup of our own, where we may."""
-    for parent in (GROUPS / "memory", GROUPS):
-        group = parent / f"manyhands-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if any((group / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
-            return group
-        group.rmdir()
-    return None
-
-
 def main() -> None:
     """Both sides, under the same limit."""
     parser = argparse.ArgumentParser(description="Train under a limit of the system's.")
@@ -100,11 +84,10 @@ def main() -> None:
     if arguments.side is not None:
         train(arguments)
         return
-    group = make_group()
-    kind = "RLIMIT_DATA" if group is None else f"the memory cgroup {group}"
-    print(f"{arguments.room} MB above the loaded model, held by {kind}")
-    where = [] if group is None else ["--group", str(group)]
-    try:
+    with memory_group(arguments.room * 1_000_000) as group:
+        kind = "RLIMIT_DATA" if group is None else f"the memory cgroup {group}"
+        print(f"{arguments.room} MB above the loaded model, held by {kind}")
+        where = [] if group is None else ["--group", str(group)]
         for side in ("plain", "auto"):
             done = subprocess.run(
                 [sys.executable, __file__, *sys.argv[1:], "--side", side, *where],
@@ -114,9 +97,6 @@ def main() -> None:
             )
             last = (done.stdout + done.stderr).strip().splitlines()[-1:]
             print(f"{side:6} exit {done.returncode}: {last[0][:150] if last else 'killed by the system'}")
-    finally:
-        if group is not None:
-            group.rmdir()
 
 
 if __name__ == "__main__":

@@ -221,6 +221,20 @@ def test_intervals_that_overlap_are_within_the_noise():
     ]
 
 
+def test_threads_that_lose_to_the_fastest_but_not_to_what_is_advised():
+    """They were called `not told apart from it` in an answer that had not named them among the winners."""
+    fast = repeated(record(strategy="hogwild", workers=2, rate=21_500, batch=256, steps_to_target=400), 9)
+    slow = repeated(record(rate=19_200, batch=256, threads=2, steps_to_target=400), 9)
+    unsure = [gang(2, rate, seed=n) for n, rate in enumerate((17_500, 20_400, 23_000))]
+    lines = one(ALONE, *fast, *slow, *unsure).lines
+    assert "train with allreduce, 2 workers, batch 256:" in lines[0]
+    assert lines[1] == "Not told apart from it: hogwild, 2 workers, batch 256 (4.8 s)."
+    assert lines[2] == (
+        "One worker with all 2 cores as threads (5.3 s) is slower than hogwild, 2 workers, batch 256, but "
+        "not told apart from what is advised."
+    )
+
+
 def test_one_run_of_each_says_little():
     """Before, each of these was a fact: the simplest of those that may be the fastest is advised."""
     found = one(ALONE, THREADS, TWO, FOUR)

@@ -55,6 +55,18 @@ def test_without_either_or_without_the_target_there_is_no_ratio():
     )
 
 
+def test_another_recipe_is_another_reason_to_need_more_samples():
+    other = {"recipe": {"name": "large-batch", "lr": 0.5, "momentum": 0.0}}
+    hogwild = gang("hogwild", 250, 40_000, staleness={1: 5}).model_copy(update=other)
+    server = gang("server", 300, 16_000, staleness={1: 4})
+    found = by_variant([gang("allreduce", 200, 20_000), server, hogwild])
+    assert {name: each.same_recipe for name, each in found.items()} == {
+        "allreduce": True,
+        "server": True,
+        "hogwild": False,
+    }
+
+
 def test_histograms_of_seeds_are_added():
     runs = [gang("hogwild", 300, 10_000, seed=n, staleness={n: 2}) for n in (0, 1)]
     assert by_variant(runs)["hogwild"].histogram == {0: 2, 1: 2}

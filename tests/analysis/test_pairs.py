@@ -196,6 +196,20 @@ def test_one_slow_spell_does_not_hide_a_difference():
     assert found.ratio.median == pytest.approx(1.1, rel=0.04)
 
 
+def test_few_values_that_vary_much_have_a_wide_interval_and_not_an_absurd_one():
+    """Three rounds of a study, 1.16x, 1.00x and 0.77x, were once told as 1.00x (0.03x to 31.67x)."""
+    rates = (116.0, 100.0, 77.0), (172.0, 169.0, 170.0), (163.0, 155.0, 160.0)
+    made = blocks(*({"a": a, "b": b, "c": c} for a, b, c in zip(*rates, strict=True)))
+    found = compare_cells(made, "a", BASELINE)
+    assert found is not None
+    assert not found.apart
+    assert 0.4 < found.ratio.low < 0.77
+    assert 1.16 < found.ratio.high < 2.5
+    slower = compare_cells(made, "a", "b")
+    assert slower is not None
+    assert slower.ratio.low > 0.3
+
+
 def test_a_speed_is_as_uncertain_as_a_visit_to_the_machine():
     made = blocks(*[{"a": 150.0}] * 12)
     one, base = cell_speed(made, "a"), cell_speed(made, BASELINE)

@@ -89,9 +89,8 @@ def test_the_order_of_records_does_not_matter(name: str, records: list[RunRecord
 @given(any_records())
 def test_whatever_diverged_or_was_interrupted_never_reached_the_target(records: list[RunRecord]):
     arrived = sum(each.reached and each.status in ("finished", "target") for each in records)
-    assert sum(each.reached for each in to_target(records)) <= arrived
-    for each in to_target(records):
-        assert 0 <= each.reached <= each.of
+    for each in to_target(records):  # cells that make the same steps share the runs that make them
+        assert 0 <= each.reached <= min(each.of, arrived)
         assert (each.steps is not None) == (2 * each.reached > each.of)
 
 

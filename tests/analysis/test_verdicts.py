@@ -84,6 +84,12 @@ def test_too_few_cores_do_not_hide_what_costs_more(rules: dict[str, float], expe
     assert word([Verdict(rule, "", lost) for rule, lost in rules.items()]) == expected
 
 
+def test_a_winner_by_time_is_not_called_slower_by_throughput():
+    """A row once said both: `not told apart` from the fastest, and `threads are faster`."""
+    found = [Verdict("threads-win", "", 0.0), Verdict("staleness", "", 0.0)]
+    assert (word(found), word(found, won=True)) == ("threads are faster", "stale updates")
+
+
 def test_words_are_short_enough_for_a_table():
     assert max(map(len, WORDS.values())) <= 30
 

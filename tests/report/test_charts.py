@@ -122,9 +122,9 @@ def test_the_speed_up_names_its_baseline() -> None:
     figure = scaling.figure(of(*runs))
     assert figure is not None
     assert figure.sentence.splitlines()[0] == (
-        "mnist-mlp · batch 256: by samples per second, allreduce with 2 workers and allreduce with 4 workers "
-        "are the fastest, and not told apart; the first is 1.90x (1.39 to 2.60) as fast as one worker with "
-        "one thread."
+        "mnist-mlp · batch 256: by samples per second, allreduce with 2 workers, allreduce with 4 workers "
+        "and single with 2 threads are the fastest, and not told apart; the first is 1.90x (1.39 to 2.60) as "
+        "fast as one worker with one thread."
     )
     assert figure.panels[0].data["threads"][0]["speed_up"] == 1.4
     assert "Dotted: one worker with 2 threads, 1.40x." in figure.panels[0].note
@@ -245,6 +245,14 @@ def test_a_run_is_repeated_by_its_command() -> None:
         "manyhands train mnist-mlp --strategy average --workers 2 --batch 256 --threads 1 "
         "--recipe large-batch --epochs 3 --target 0.97 --seed 3 --set width=2 --set strategy.every=8"
     )
+
+
+def test_what_was_measured_in_blocks_is_repeated_with_a_length() -> None:
+    """A page once told people to train for 10,000 epochs: that is how a run in blocks is started."""
+    made = record(threads=2, epochs=10_000.0, paired=True)
+    command = "manyhands train mnist-mlp --batch 128 --threads 2 --recipe large-batch"
+    assert repeat.train(made) == command
+    assert repeat.train(made, record(seed=2)) == f"{command} --epochs 3 --target 0.97"
 
 
 def test_runs_that_were_not_timed_have_no_curves_by_seconds() -> None:

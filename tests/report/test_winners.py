@@ -146,3 +146,17 @@ def test_one_run_never_has_the_95_percent_interval() -> None:
     assert "95 %" not in panel.note
     for row in panel.data["rows"]:
         assert re.search(r"from 1 run and the usual noise of a machine$", row["interval"])
+
+
+def test_nobody_calls_a_machine_quiet_that_varied() -> None:
+    """A page said `on a quiet machine` below an answer with `the machine varied by 12 %`."""
+    from manyhands.report import sections
+
+    html = sections.missing(Findings(paired(Path("x"))))
+    assert "Nothing is missing: every cell of this study ran to its end." in html
+    assert "While pairs were measured, the machine varied by 7 % (mnist-mlp); the intervals include" in html
+    assert "quiet" not in html
+    busy = sections.missing(Findings(paired(Path("x"), noise=0.3)))
+    assert "That is much: close what else runs, and measure again." in busy
+    assert "quiet" not in sections.missing(of(record()))
+    assert "The machine was quiet." in sections.missing(of(record(machine_noise=0.03), record(batch=256)))

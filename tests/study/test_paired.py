@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -18,6 +19,7 @@ from manyhands.study import study_file
 from manyhands.study.attempt import in_own_process
 from manyhands.study.execute import execute
 from manyhands.study.paired_cells import (
+    UNTRIED,
     advantages,
     learning_cells,
     missing_baselines,
@@ -26,6 +28,7 @@ from manyhands.study.paired_cells import (
 )
 from manyhands.study.view import NoView
 from manyhands.study.warm_run import EndedError, WarmRun
+from manyhands.testing.paired_blocks import BASELINE, Machine, drifting, paired_study
 
 
 def spec(**fields: object) -> RunSpec:
@@ -322,4 +325,15 @@ def test_what_is_learned_faster_has_an_advantage() -> None:
     fewer = found[cells[1].key]
     assert 0 < fewer.low < 0.69 < fewer.high  # log 2, and what one seed of each leaves open
     assert found[cells[2].key].high < -50
-    assert advantages(cells, ways, []) == {}
+    assert advantages(cells, ways, []) == {cells[1].key: UNTRIED, cells[2].key: UNTRIED}
+
+
+def test_what_was_not_tried_ends_nobody_and_may_be_ended() -> None:
+    """Nobody is advised hogwild where only speed is measured, so threads must not be ended because of it."""
+    ways = [spec(strategy=name, workers=2) for name in ("allreduce", "hogwild", "server")]
+    same, fast, slow = cells = [speed_cell(way) for way in ways]
+    untried = advantages(cells, ways, [])
+    assert untried == {fast.key: UNTRIED, slow.key: UNTRIED}
+    measure = drifting({BASELINE: 100, same.key: 160, fast.key: 190, slow.key: 110}, Machine(), Random(1))
+    _, decision = paired_study([cell.key for cell in cells], measure, 70, untried)
+    assert decision.leaders == {same.key, fast.key}

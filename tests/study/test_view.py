@@ -13,7 +13,7 @@ from manyhands.records.record import StepRecord
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell
 from manyhands.study.study_file import Study
-from manyhands.study.study_state import CellState, StudyState
+from manyhands.study.study_state import CellState, StudyState, title
 from manyhands.study.view import LineByLine, LiveTable
 from manyhands.testing.records import record
 
@@ -50,6 +50,15 @@ def test_the_live_table_fits(state: StudyState, here: Path, width: int, height: 
         assert lines[-2].endswith("64 %  loss 0.0410  1,730 img/s")
 
 
+def test_titles_say_what_is_moved_out() -> None:
+    """The three cells of the study of offload had the same title."""
+    titles = [title(RunSpec.of(task="blood-vgg19", batch=64, offload=mode)) for mode in ("none", "auto")]
+    assert titles == [
+        "blood-vgg19 · single · 1 worker · batch 64",
+        "blood-vgg19 · single · 1 worker · batch 64 · offload auto",
+    ]
+
+
 def test_lines_say_what_began_and_what_came_of_it(
     state: StudyState, capsys: pytest.CaptureFixture[str], study: Callable[[str], Study]
 ) -> None:
@@ -62,7 +71,7 @@ def test_lines_say_what_began_and_what_came_of_it(
     view.callback(entry).on_step(StepRecord(1, 0, 10, 0.5, 0.1, 0.1))
     assert capsys.readouterr().err.splitlines() == [
         "60 cells · results/s",
-        "      10,000 images/s · 97 % after 5.0 s · 97.70 % at the end",
+        "[50/60]  10,000 images/s · 97 % after 5.0 s · 97.70 % at the end",
         "[51/60] mnist-mlp · single · 1 worker · batch 510 · seed 3",
-        "      failed: it burned",
+        "[51/60]  failed: it burned",
     ]

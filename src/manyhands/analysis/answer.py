@@ -187,7 +187,8 @@ def _threads(field: Field) -> str:
         return ""
     gained = field.faster(best, every)
     if gained.low <= 1:
-        return f"Plain threads are not told apart from it: {field.every} ({every.brief})."
+        slower = f"slower than {field.winners[0].name}, but not told apart from what is advised"
+        return f"{_capital(field.every)} ({every.brief}) is {slower}."
     return f"It is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
 
 

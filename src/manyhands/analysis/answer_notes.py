@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
+from manyhands.analysis import pairs
 from manyhands.analysis.answer_field import Field
 from manyhands.analysis.comparisons import implausible_cells
 from manyhands.analysis.target import ToTarget
@@ -78,11 +77,11 @@ def measured(field: Field) -> str:
 
 
 def _variation(field: Field) -> float:
-    """The relative standard deviation of the baseline's blocks over the whole measurement."""
-    known = {each.cell for each in field.points}
-    blocks = [block for block in field.results.blocks if block.position % 2 == 0 and block.cell in known]
-    logs = [math.log(block.samples_per_second) for block in blocks]
-    return statistics.stdev(logs) if len(logs) > 1 else 0.0
+    """How much the baseline's blocks varied over the whole measurement."""
+    blocks, known = field.results.blocks, {each.cell for each in field.points}
+    return max(
+        (pairs.variation(blocks, lane) for lane in pairs.lanes(blocks) if lane.baseline in known), default=0.0
+    )
 
 
 def _range(counts: Sequence[int]) -> str:

@@ -29,6 +29,7 @@ class Asynchrony(NamedTuple):
     seconds_ratio: float | None
     histogram: dict[int, int]  # updates by staleness
     against: str = ""  # "allreduce, 2 workers" or "single"
+    same_recipe: bool = True  # as what it is compared with: otherwise staleness is not the only difference
     reached: int = 0
     of: int = 0
 
@@ -48,10 +49,17 @@ def _of_task(task: str, mine: Sequence[RunRecord], blocks: Sequence[Block]) -> l
     arrivals = {_key(each): each for each in to_target(mine, None, blocks)}
     shown = (*having("asynchronous"), DATA_PARALLEL)
     cells = groups.cells(record for record in mine if record.spec.strategy in shown)
-    return [_row(task, key, group, arrivals) for key, group in cells.items()]
+    recipes = {record.run: groups.recipe_key(record) for record in mine}
+    return [_row(task, key, group, arrivals, recipes) for key, group in cells.items()]
 
 
-def _row(task: str, key: Key, group: Sequence[RunRecord], arrivals: dict[Key, ToTarget]) -> Asynchrony:
+def _row(
+    task: str,
+    key: Key,
+    group: Sequence[RunRecord],
+    arrivals: dict[Key, ToTarget],
+    recipes: dict[str, str],
+) -> Asynchrony:
     histogram: Counter[int] = Counter()
     for record in group:
         histogram.update(record.staleness)
@@ -66,6 +74,7 @@ def _row(task: str, key: Key, group: Sequence[RunRecord], arrivals: dict[Key, To
         seconds_ratio=_ratio(mine.seconds, other.seconds) if mine and other else None,
         histogram=dict(sorted(histogram.items())),
         against=_named(other) if other else "",
+        same_recipe=_recipes(mine, recipes) == _recipes(other, recipes) if mine and other else True,
         reached=mine.reached if mine else 0,
         of=mine.of if mine else 0,
     )
@@ -80,6 +89,10 @@ def _synchronous(key: Key, arrivals: dict[Key, ToTarget]) -> ToTarget | None:
 
 def _key(arrival: ToTarget) -> Key:
     return Key(arrival.variant, arrival.workers, arrival.threads, arrival.batch)
+
+
+def _recipes(arrival: ToTarget, recipes: dict[str, str]) -> set[str]:
+    return {recipes[run] for run in arrival.runs}
 
 
 def _named(arrival: ToTarget) -> str:

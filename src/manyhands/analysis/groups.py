@@ -11,6 +11,7 @@ from manyhands.core import formatting
 from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
 from manyhands.core.registry.strategy_options import is_default
 from manyhands.records.record import RunRecord
+from manyhands.records.user_names import is_users, short_name
 
 _SCALINGS = {"linear": "linear", "sqrt": "square root"}
 
@@ -39,8 +40,11 @@ def setting(record: RunRecord) -> str:
         "accumulate": spec.accumulate if spec.accumulate > 1 else None,
         "offload": None if spec.offload == "none" else spec.offload,
         "memory": formatting.size(spec.memory) if spec.memory else None,
+        "drop_last": spec.drop_last or None,
         "sync_batchnorm": spec.sync_batchnorm or None,
         "dtype": None if spec.dtype == "float32" else spec.dtype,
+        "precision": None if spec.precision == "full" else spec.precision,
+        "compile": spec.compile or None,
         "transport": spec.named_transport,
     }
     named = options | {name: value for name, value in more.items() if value is not None}
@@ -72,6 +76,10 @@ def recipe_variant(record: RunRecord) -> str:
     warms = " + warm-up" if recipe.get("warmup") else ", no warm-up"
     lr = scaling + warms if scaling else "no scaling"
     optimizer = recipe.get("optimizer", "sgd")
+    if schedule := recipe.get("schedule"):
+        lr = f"lr from {short_name(str(schedule))}"
+    if is_users(name := str(recipe.get("name", ""))):
+        return f"{optimizer} of {short_name(name)}" + (f", {lr}" if schedule else "")
     return lr if optimizer == "sgd" else f"{optimizer}, {lr}"
 
 

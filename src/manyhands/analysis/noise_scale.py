@@ -163,10 +163,9 @@ def _batch_scales(records: Sequence[RunRecord]) -> list[BatchScale]:
 def _mean(runs: Sequence[RunScale], seeds: float, freedom: int) -> Estimate:
     n = len(runs)
     center = math.fsum(math.log(run.scale) for run in runs) / n
-    windows = NORMAL**2 * math.fsum(run.error**2 for run in runs) / n
-    between = student_t(freedom) ** 2 * seeds
-    # what several seeds show includes the errors of windows, if these are not larger
-    reach = math.sqrt((max(between, windows) if n > 1 else between + windows) / n)
+    # what seeds show includes the errors of their windows, what was assumed before does not
+    windows = SEEDS_FREEDOM / freedom * math.fsum(run.error**2 for run in runs) / n
+    reach = math.sqrt((student_t(freedom) ** 2 * seeds + NORMAL**2 * windows) / n)
     return Estimate(math.exp(center), math.exp(center - reach), math.exp(center + reach))
 
 

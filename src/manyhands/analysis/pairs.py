@@ -101,6 +101,11 @@ class Lane(NamedTuple):
             return self._variance(one, other, mine)
         return len(mine) * self._variance(one, self.baseline, frozenset())
 
+    @property
+    def alike(self) -> int:
+        """How many degrees of freedom `usual` is worth; two cells alone are all that it is known from."""
+        return ALIKE if len(self.values) > 2 else ALIKE // 3
+
     def typical(self, one: str, other: str) -> float:
         """The variance of such differences, over all cells."""
         return self._variance(one, other, frozenset())
@@ -168,8 +173,8 @@ def compared(lane: Lane, one: str, other: str) -> Compared | None:
     if not logs:
         return None
     values = _clipped(logs, lane.typical(one, other))
-    center, plain = _mean(values), moderated(values, usual, ALIKE)
-    strict = moderated(values, usual, ALIKE, level(len(logs), lane.rounds))
+    center, plain = _mean(values), moderated(values, usual, lane.alike)
+    strict = moderated(values, usual, lane.alike, level(len(logs), lane.rounds))
     apart = abs(center) > strict
     reach = plain if apart else max(plain, strict)
     return Compared(around(center, reach, len(logs)), len(logs), _spread(logs, usual), apart)
@@ -216,6 +221,12 @@ def cell_speed(blocks: Sequence[Block], cell: str) -> Summary | None:
     return around(center, reach, rounds)
 
 
+def variation(blocks: Sequence[Block], lane: Lane) -> float:
+    """How much the speed of the baseline varied over the whole measurement: its standard deviation."""
+    logs = [math.log(block.samples_per_second) for block in blocks if block.cell == lane.baseline]
+    return statistics.stdev(logs) if len(logs) > 1 else 0.0
+
+
 def decide(
     blocks: Sequence[Block],
     baseline: str,
@@ -252,7 +263,7 @@ def _slower(lane: Lane, cells: set[str], error: float, advantage: Mapping[str, A
         usual = lane.usual(one, other)
         values = _clipped(lane.difference(one, other), lane.typical(one, other))
         lead = _mean(values) + advantage.get(one, LEVEL).low - advantage.get(other, LEVEL).high
-        return lead, moderated(values, usual, ALIKE, error)
+        return lead, moderated(values, usual, lane.alike, error)
 
     leader = max(sorted(there), key=lambda cell: ahead(cell, lane.baseline)[0])
     behind = cells - there
@@ -299,15 +310,24 @@ def _next_round(end: Block, start: Block) -> bool:
 
 
 def _clipped(logs: Sequence[float], typical: float) -> list[float]:
-    """The values with the far ones drawn nearer, and spread by as much as this hides of their variance."""
+    """The values with the far ones drawn nearer, and spread by as much as this hides of their variance.
+
+    Where most of a few values are far, that would spread them more than they are: then they stay as they are.
+    """
     middle, limit = statistics.median(logs), CLIP * math.sqrt(typical)
     near = [min(max(each, middle - limit), middle + limit) for each in logs]
     center, inside = _mean(near), sum(abs(each - middle) <= limit for each in logs)
-    return [center + (each - center) * len(logs) / max(1, inside) for each in near]
+    spread = [center + (each - center) * len(logs) / max(1, inside) for each in near]
+    return list(logs) if _squares(spread) > _squares(logs) else spread
 
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
+
+
+def _squares(values: Sequence[float]) -> float:
+    center = _mean(values)
+    return math.fsum((each - center) ** 2 for each in values)
 
 
 def _spread(logs: Sequence[float], usual: float) -> float:

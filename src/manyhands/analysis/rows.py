@@ -28,7 +28,8 @@ def rows(results: Results) -> list[dict[str, object]]:
         if (task, batch) not in found:
             found[task, batch] = baselines(results.records, task, batch, results.blocks)
         cell = cells.get((task, groups.key(record)))
-        made.append(_row(record, found[task, batch], cell, results.price, word(judged)))
+        said = word(judged, won=cell is not None and cell.apart is False)
+        made.append(_row(record, found[task, batch], cell, results.price, said))
     return made
 
 

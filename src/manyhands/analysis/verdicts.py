@@ -54,6 +54,7 @@ _THEN = {
     "noisy": "noisy machine",
 }
 WORDS = {**_FIRST, **_CAUSES, **_THEN}
+_SLOWER = ("slower-than-one", "threads-win")  # than others, by throughput
 
 
 def verdicts(
@@ -73,9 +74,12 @@ def verdicts(
     return sorted(found, key=lambda verdict: -verdict.lost)
 
 
-def word(verdicts: Sequence[Verdict]) -> str:
-    """A few words for a table: `near the limit`, `more threads than cores`."""
-    rules = {verdict.rule for verdict in verdicts}
+def word(verdicts: Sequence[Verdict], *, won: bool = False) -> str:
+    """A few words for a table: `near the limit`, `more threads than cores`.
+
+    Of a cell that has won, by its time to the target, none that call it slower by its throughput.
+    """
+    rules = {verdict.rule for verdict in verdicts if not (won and verdict.rule in _SLOWER)}
     costly = [verdict.rule for verdict in verdicts if verdict.rule in _CAUSES and verdict.lost > 0]
     for order in (_FIRST, costly, _THEN):
         for rule in order:

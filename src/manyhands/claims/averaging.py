@@ -193,7 +193,7 @@ AVERAGING = Claim(
     "communication; one average at the end does not.",
     "McDonald et al. 2010, Stich 2019, Lin et al. 2020",
     judge,
-    "20 min",
+    "35 min",
     [
         "Accuracies are compared on the same seed. The largest H that loses nothing lies between the last "
         "that surely loses less than a point and the first that surely loses more.",

@@ -100,10 +100,12 @@ def _saved(
         doubt = "no run with offload auto has measured them"
         return Part(name, unknown, SAVED, True, text, doubt=doubt, unit="%")
     found = _share(_paired(plain, moved), activations)
-    text = (
-        f"{task}: offload {mode} saves {formatting.percent(found.value)} ({formatting.percent(found.low)} to "
-        f"{formatting.percent(found.high)}) of the {formatting.size(activations)} of activations ({less})"
-    )
+    of_them = f"of the {formatting.size(activations)} of activations"
+    if found.low == 1:  # they take freed memory with them, which the process would keep
+        text = f"{task}: offload {mode} saves all {of_them}, and what the process kept beside them ({less})"
+    else:
+        value, low, high = map(formatting.percent, found)
+        text = f"{task}: offload {mode} saves {value} ({low} to {high}) {of_them} ({less})"
     small = f"activations are only {formatting.percent(activations / before)} of the memory"
     weak = small if activations < DOMINANT * before else ""
     return Part(name, found, SAVED, True, text, weak, unit="%")
@@ -122,7 +124,7 @@ def _slower(results: Results, task: str, plain: Sequence[RunRecord], moved: Sequ
         f"({formatting.plural(seen.rounds, 'round')}; recomputing everything would take {SLOWER:.2f}x)"
     )
     weak = "" if seen.rounds >= SEEDS else f"{formatting.plural(seen.rounds, 'paired round')} of {SEEDS}"
-    return Part(name, found, SLOWER, False, text, weak, settles="more repeats would settle it", unit="x")
+    return Part(name, found, SLOWER, False, text, weak, settles="more rounds would settle it", unit="x")
 
 
 def _paired(plain: Sequence[RunRecord], moved: Sequence[RunRecord]) -> list[tuple[float, float]]:
@@ -132,14 +134,14 @@ def _paired(plain: Sequence[RunRecord], moved: Sequence[RunRecord]) -> list[tupl
 
 
 def _share(held: Sequence[tuple[float, float]], activations: float) -> Estimate:
-    """The share of the activations that is saved; one measurement is known to vary by a few percent."""
+    """The share of the activations that is saved, at most all; one measurement varies by a few percent."""
     if not held:
         return Estimate(math.nan, -math.inf, math.inf)
     shares = [(one - other) / activations for one, other in held]
     varies = [NOISE * math.hypot(one, other) / activations for one, other in held]
     reach = moderated(shares, max(varies) ** 2, USUAL_FREEDOM)
     center = math.fsum(shares) / len(shares)
-    return Estimate(center, center - reach, center + reach)
+    return Estimate(*(min(1.0, end) for end in (center, center - reach, center + reach)))
 
 
 def _held(record: RunRecord) -> float:
@@ -159,6 +161,7 @@ def _row(
 ) -> Row:
     memory, seen = _memory(records), compare(results, plain[0], records[0])
     timed = f"{seen.ratio.median:.2f}x" if seen is not None and mode != KEPT else "1"
+    rounds = max(seen.rounds if seen else 0, len(records))
     return {
         "task": task,
         "offload": mode,
@@ -166,14 +169,14 @@ def _row(
         "less": formatting.percent(1 - memory / _memory(plain)),
         "step": formatting.duration(_seconds(records)),
         "time": timed,
-        "rounds": len(records),
+        "rounds": rounds,
     }
 
 
 def _plots(task: str, modes: dict[str, list[RunRecord]], activations: float | None) -> list[Plot]:
     before = _memory(modes[KEPT])
     here = [
-        Dot(mode, (before - _memory(records)) / (activations or before))
+        Dot(mode, min(1.0, (before - _memory(records)) / (activations or before)))
         for mode, records in modes.items()
         if mode != KEPT
     ]
@@ -205,7 +208,7 @@ OFFLOAD = Claim(
     "backward, a little slower.",
     "vDNN, Rhu et al. 2016: VGG-16 at batch 256, a 28 GB job, on 12 GB, 18 % slower",
     judge,
-    "10 min",
+    "30 min",
     [
         "The limit is a memory cgroup between what training needs with all activations kept and with "
         "offload. Each side is a process of its own; one that the system ends is an outcome like any other.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from manyhands.analysis import groups
@@ -20,6 +21,11 @@ def by_seed(records: Iterable[RunRecord], value: Callable[[RunRecord], float | N
         if (number := value(record)) is not None:
             found.setdefault(record.spec.seed, []).append(number)
     return {seed: sum(values) / len(values) for seed, values in found.items()}
+
+
+def geometric_mean(found: BySeed) -> float:
+    """Over seeds."""
+    return math.exp(math.fsum(map(math.log, found.values())) / len(found))
 
 
 def rates(records: Iterable[RunRecord]) -> list[list[RunRecord]]:

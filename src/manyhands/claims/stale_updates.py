@@ -11,7 +11,7 @@ from manyhands.analysis.crossing import crossing
 from manyhands.claims.base import Claim, Finding, Part, Row, settled_by, together, unsettled
 from manyhands.claims.intervals import difference, exponent, mean, ratio, slope
 from manyhands.claims.plots import Dot, Line, Plot
-from manyhands.claims.seeds import BySeed, by_seed, edge, fewest, rates, seconds, too_few
+from manyhands.claims.seeds import BySeed, by_seed, edge, fewest, geometric_mean, rates, seconds, too_few
 from manyhands.core import formatting
 from manyhands.core.statistics import Estimate
 from manyhands.records.record import RunRecord
@@ -35,8 +35,7 @@ class Dose(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The geometric mean over seeds."""
-        return math.exp(sum(map(math.log, self.samples.values())) / len(self.samples))
+        return geometric_mean(self.samples)
 
 
 def judge(results: Results) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from manyhands.analysis import groups
 from manyhands.analysis.pairs import Compared
@@ -19,6 +20,7 @@ from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results
 
 ROUNDS = 5  # in which both sides were measured next to each other
+NOTHING = 1.1  # times one worker: less is nothing to speak of
 MANY = 8  # workers without oversubscription: fewer do not show that more are always better
 
 
@@ -35,9 +37,10 @@ def _data_or_model(results: Results) -> Finding:
             model = [record for record in here if record.spec.traits.staged]
             if not data or not model:
                 continue
-            found = [point for point in points(mine, task) if point.batch == batch]
+            found = [point for point in points(mine, task, blocks=results.blocks) if point.batch == batch]
             best = max(model, key=lambda record: _speed(found, record))
             parts.append(_faster(results, task, data[0], best))
+            parts += _model_parts(results, task, mine, model)
             table += [_speed_row(task, point) for point in found]
             plots.append(_speed_plot(f"{task}, batch {batch:,}", found))
     if not parts:
@@ -52,27 +55,76 @@ def _speed(found: Sequence[Point], record: RunRecord) -> float:
 
 
 def _faster(results: Results, task: str, data: RunRecord, model: RunRecord) -> Part:
-    name = f"{task}: data over model parallelism"
-    who = f"{groups.variant(data)} on {formatting.plural(data.spec.workers, 'worker')}"
-    seen = compare(results, data, model)
+    whom = f"{groups.variant(model)}, the fastest model-parallel strategy"
+    asked = _Asked(f"{task}: data over model parallelism", _named(task, data), whom, 1.0, above=True)
+    return _ratio_part(results, asked, data, model)
+
+
+def _named(task: str, record: RunRecord) -> str:
+    return f"{task}: {groups.variant(record)} on {formatting.plural(record.spec.workers, 'worker')}"
+
+
+def _model_parts(
+    results: Results, task: str, mine: Sequence[RunRecord], model: Sequence[RunRecord]
+) -> list[Part]:
+    """What the layers on successive workers bring, and what a pipeline wins back of it."""
+    layers = [record for record in model if record.spec.traits.serial]
+    pipelines = [record for record in model if not record.spec.traits.serial]
+    alone = [
+        record
+        for record in mine
+        if groups.one_plain_worker(groups.variant(record), record.spec.workers)
+        and groups.threads(record) == 1
+        and layers
+        and groups.batch(record) == groups.batch(layers[0])
+    ]
+    parts = []
+    if layers and alone:
+        name = f"{task}: layers on successive workers, over one worker"
+        asked = _Asked(name, _named(task, layers[0]), "one worker with one thread", NOTHING, above=False)
+        parts.append(_ratio_part(results, asked, layers[0], alone[0]))
+    if layers and pipelines:
+        ratios = {record.run: seen for record in pipelines if (seen := compare(results, record, layers[0]))}
+        best = max(pipelines, key=lambda r: ratios[r.run].ratio.median if r.run in ratios else 0.0)
+        asked = _Asked(
+            f"{task}: a pipeline over layers",
+            *(_named(task, best), groups.variant(layers[0]), 1.0),
+            above=True,
+        )
+        parts.append(_ratio_part(results, asked, best, layers[0]))
+    return parts
+
+
+class _Asked(NamedTuple):
+    """What is asked of the speed of one side over another one."""
+
+    name: str
+    who: str
+    whom: str
+    threshold: float
+    above: bool
+
+
+def _ratio_part(results: Results, asked: _Asked, one: RunRecord, other: RunRecord) -> Part:
+    name, who, whom, threshold, above = asked
+    seen = compare(results, one, other)
     if seen is None:
-        text = f"{task}: {who} was not measured next to {groups.variant(model)}"
-        unknown = Estimate(math.nan, -math.inf, math.inf)
-        return Part(name, unknown, 1.0, True, text, doubt="they share no rounds", unit="x")
+        unknown, text = Estimate(math.nan, -math.inf, math.inf), f"{who} was not measured next to {whom}"
+        return Part(name, unknown, threshold, above, text, doubt="they share no rounds", unit="x")
     found = Estimate(seen.ratio.median, seen.ratio.low, seen.ratio.high)
     text = (
-        f"{task}: {who} runs {found.value:.2f}x ({found.low:.2f}x to {found.high:.2f}x) as fast as "
-        f"{groups.variant(model)}, the fastest model-parallel strategy "
+        f"{who} runs {found.value:.2f}x ({found.low:.2f}x to {found.high:.2f}x) as fast as {whom} "
         f"({formatting.plural(seen.rounds, 'round')})"
     )
     few = f"{formatting.plural(seen.rounds, 'paired round')} of the {ROUNDS} that are needed"
     weak = few if seen.rounds < ROUNDS else ""
-    return Part(name, found, 1.0, True, text, weak, settles=_more_rounds(found, seen), unit="x")
+    settles = _more_rounds(found, seen, threshold)
+    return Part(name, found, threshold, above, text, weak, settles=settles, unit="x")
 
 
-def _more_rounds(found: Estimate, seen: Compared) -> str:
+def _more_rounds(found: Estimate, seen: Compared, threshold: float) -> str:
     """How many rounds would make the interval narrow enough."""
-    distance = abs(math.log(found.value))
+    distance = abs(math.log(found.value / threshold))
     reach = math.log(found.high / found.low) / 2 if found.low > 0 else math.inf
     many = seen.rounds * (reach / distance) ** 2 if distance else math.inf
     needed = max(ROUNDS, math.ceil(many)) if many < 100 else 0
@@ -197,10 +249,11 @@ DATA_OR_MODEL = Claim(
     "workers bring nothing, and a pipeline wins back a part.",
     "Krizhevsky 2014, Huang et al. 2019 (GPipe)",
     _data_or_model,
-    "10 min",
+    "15 min",
     [
         "Speeds are compared in pairs: in each round the two are measured next to each other, so that what "
         f"the machine does meanwhile cancels. {ROUNDS} rounds are needed.",
+        f"Layers on successive workers bring nothing if they are at most {NOTHING:g}x as fast as one worker.",
         "The papers compare other networks on GPUs; no figure of theirs has these axes.",
     ],
 )
@@ -209,7 +262,7 @@ MORE_WORKERS = Claim(
     "More workers are not always better: from some count on each further one makes training slower.",
     "Amdahl 1967 as it shows in tf_benchmarks 2017; Shallue et al. 2018 for the batch",
     _more_workers,
-    "5 min",
+    "7 min",
     [
         "Only counts with a core for every thread are judged: workers that share a core are slower for "
         "another reason than the claim's.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +54,7 @@ def _list(folder: Path) -> None:
     for claim, _, finding in judged(folder):
         verdict = finding.verdict if finding else f"not run yet (about {claim.takes} on two cores)"
         print(formatting.line(f"{claim.name:15} {verdict}"))
-        print(textwrap.fill(claim.statement, WIDTH, initial_indent=" " * 16, subsequent_indent=" " * 16))
+        print(formatting.wrapped(claim.statement, WIDTH, first=" " * 16, then=" " * 16))
 
 
 @app.command("run", epilog=EXAMPLES)
@@ -109,8 +108,8 @@ def _decide(claim: Claim, folder: Path, quick: bool, quiet: bool) -> bool:
     results = execute(plan, folder, view.NoView() if quiet else guarded.Guarded(view.for_people()), jobs)
     _more(results)
     said, verdict = Settled(claim, claim.judge(results)).text.split("\n")
-    print(textwrap.fill(formatting.line(f"{claim.name}: {said}"), WIDTH, subsequent_indent="  "))
-    print(textwrap.fill(formatting.line(verdict), WIDTH, initial_indent="  ", subsequent_indent="  "))
+    print(formatting.wrapped(f"{claim.name}: {said}", WIDTH, then="  "))
+    print(formatting.wrapped(verdict, WIDTH, first="  ", then="  "))
     left = len(results.left)
     if left:
         print(f"  {formatting.plural(left, 'cell')} left: `manyhands claims run {claim.name}` continues")

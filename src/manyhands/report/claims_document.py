@@ -10,13 +10,14 @@ from manyhands.claims import CLAIMS, Claim, Finding, Part
 from manyhands.core import formatting
 from manyhands.core.atomic_files import write_atomically
 from manyhands.core.errors import UsageError
+from manyhands.records.record import RunRecord
 from manyhands.records.study_results import Results, StudyFolder
 from manyhands.report import pictures
 from manyhands.report.charts.claim_plots import figure
 
 SHOWN = 40  # rows of a table of numbers, at most
 
-_INTRODUCTION = """# Published claims, tested on one machine
+_INTRODUCTION = """# Published claims, tested
 
 `studies/` has a study for each of eight published claims; two of them share one. `manyhands claims run NAME`
 runs it and decides the claim; `manyhands claims write` has written this page from the records. A pure
@@ -27,8 +28,8 @@ A claim has parts. Each is an estimate with its 95 % interval, a threshold, and 
 experiment must meet to be able to refute it. A part *holds here* if the whole interval is on the claim's
 side of the threshold. It *does not hold here* if the whole interval is on the other side and the condition
 is met. Everything else is *not settled*, with the reason and with what would settle it. One part that does
-not hold decides a claim; otherwise one that is not settled leaves it open. "Here" means on this machine:
-other machines and longer training may give other answers, which is why there is a command.
+not hold decides a claim; otherwise one that is not settled leaves it open. "Here" means on the machine that
+is named: other machines and longer training may give other answers, which is why there is a command.
 """
 
 
@@ -85,8 +86,11 @@ def document(found: Sequence[Judged], drawn: Mapping[str, str]) -> str:
 
 def _machine(found: Sequence[Judged]) -> str:
     records = [record for each in found if each.results for record in each.results.records]
-    if not records:
-        return "No study has been run yet."
+    return f"Measured {_where(records)}." if records else "No study has been run yet."
+
+
+def _where(records: Sequence[RunRecord]) -> str:
+    """`on 2026-11-17 on 2 cores of AMD EPYC, 25.3 GB, torch 2.13.0`."""
     days = sorted({record.environment.started[:10] for record in records})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     machines = dict.fromkeys(
@@ -94,7 +98,7 @@ def _machine(found: Sequence[Judged]) -> str:
         f"{formatting.size(r.environment.memory)}, torch {r.environment.torch}"
         for r in records
     )
-    return f"Measured on {when} on {'; and on '.join(machines)}."
+    return f"on {when} on {'; and on '.join(machines)}"
 
 
 def _runs(each: Judged) -> str:
@@ -147,6 +151,7 @@ def _command(each: Judged) -> str:
     spent = sum(record.seconds for record in results.records)
     text = f"`manyhands claims run {claim.name}`: {formatting.plural(len(results.records), 'run')}, "
     text += f"{formatting.duration(spent)} of training in all"
+    text += f", {_where(results.records)}" if results.records else ""
     missing = len(results.left) + len(results.failed)
     return text + (f"; {formatting.plural(missing, 'cell')} of the study not done." if missing else ".")
 

@@ -41,6 +41,26 @@ def _holds_runs(path: Path) -> bool:
     )
 
 
+def report(folder: str | Path, *, out: str | Path | None = None, pictures: bool = True) -> Path:
+    """Draw the report of a study, of a run or of a folder of runs, and return the path of its page."""
+    from manyhands.report.page import draw
+    from manyhands.report.sources import read
+
+    return draw(read(Path(folder)), Path(out) if out is not None else None, pictures=pictures)
+
+
+def chart_of(folder: Path, name: str | None = None) -> alt.ConcatChart:
+    """A chart of one run; by default its learning curve, or the first that can be drawn."""
+    from manyhands.report.sources import read
+
+    study = StudyResults(read(folder))
+    if name is None:
+        if not study.charts:
+            raise UsageError(f"{folder} has no numbers for a chart")
+        name = "curves" if "curves" in study.charts else study.charts[0]
+    return study.chart(name)
+
+
 class StudyResults:
     """The results of a study: `records`, `frame()`, `chart(name)`, `answers`, `report()`."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from manyhands.analysis import groups
+from manyhands.analysis import groups, pairs
 from manyhands.claims import Settled
 from manyhands.core import formatting
 from manyhands.core.statistics import NOISY
@@ -37,7 +37,7 @@ def text(words_: object) -> str:
 
 def prose(words_: str) -> str:
     """Escape a sentence for HTML, with no line break between a number and its unit."""
-    return re.sub(r"(\d) (%|ms|s|min)(?!\w)", "\\1\u00a0\\2", text(words_))
+    return formatting.together(text(words_))
 
 
 def upper(sentence: str) -> str:
@@ -279,8 +279,31 @@ def missing(findings: Findings) -> str:
         _reasons("Repeated because of noise", again),
         _reasons("Still noisy", noisy),
     ]
-    body = "".join(parts) or "<p>Nothing: every cell of this study ran to its end on a quiet machine.</p>"
-    return f'<section id="missing"><h2>What is missing or uncertain</h2>{body}</section>'
+    body = "".join(parts) or "<p>Nothing is missing: every cell of this study ran to its end.</p>"
+    return f'<section id="missing"><h2>What is missing or uncertain</h2>{body}{_quiet(findings)}</section>'
+
+
+def _quiet(findings: Findings) -> str:
+    """How much the machine varied, where that was measured, and nothing was said of it before."""
+    if findings.lanes:
+        varied = {
+            _task_of(findings, lane): pairs.variation(findings.results.blocks, lane)
+            for lane in findings.lanes
+        }
+        listed = ", ".join(f"{formatting.percent(share)} ({task})" for task, share in varied.items())
+        busy = max(varied.values()) > NOISY
+        advice = " That is much: close what else runs, and measure again." if busy else ""
+        said = f"While pairs were measured, the machine varied by {listed}; the intervals include that."
+        return f"<p>{text(said + advice)}</p>"
+    known = [record.machine_noise for record in findings.records if record.machine_noise is not None]
+    if known and max(known) <= NOISY:
+        return "<p>The machine was quiet.</p>"
+    return ""
+
+
+def _task_of(findings: Findings, lane: pairs.Lane) -> str:
+    record = findings.by_cell.get(lane.baseline)
+    return groups.task_name(record) if record else lane.baseline
 
 
 def _why(each: Without) -> str:
@@ -346,9 +369,12 @@ def commands(findings: Findings) -> str:
     best = [repeat.train(findings.run)] if findings.run else []
     for each in findings.answers if findings.run is None else []:
         for found in (each.advised, each.cheapest):
-            record = findings.by_run.get(found.runs[0]) if found and found.runs else None
+            if found is None:
+                continue
+            learned = findings.by_run.get(found.runs[0]) if found.runs else None
+            record = findings.by_cell.get(found.cell) if found.cell else learned
             if record is not None:
-                best.append(repeat.train(record))
+                best.append(repeat.train(record, None if learned is None or learned.paired else learned))
     if best:
         lines = "\n".join(dict.fromkeys(best))
         heading = "The run" if findings.run else "The runs that the answer names"

@@ -29,6 +29,7 @@ EPOCHS = 10_000.0  # of a speed cell: it ends when it has been measured, not by 
 SELDOM = 1e6  # seconds between its checkpoints
 USUAL_SEEDS = 0.05  # the relative standard deviation of samples to the target between seeds, at least
 HOPELESS = 100.0  # as a logarithm
+UNTRIED = Advantage(-HOPELESS, 0.0)
 
 
 class Baselines(NamedTuple):
@@ -65,11 +66,13 @@ def advantages(
 ) -> dict[str, Advantage]:
     """How many times fewer samples a cell needs to the target than one worker, as logarithms.
 
-    Cells that share one worker's run need the same, and so does a cell that was not tried, as far as is
-    known. One that did not arrive has no chance.
+    Cells that share one worker's run need the same. One that did not arrive has no chance. One that makes
+    steps of its own and was not tried may be as good, but the others must not be ended because of it.
     """
     found: dict[str, Advantage] = {}
     for cell in cells:
+        if not cell.spec.traits.exact:
+            found[cell.key] = UNTRIED
         mine = [spec for spec in specs if speed_cell(spec).spec == cell.spec and spec.target is not None]
         own = {each.key for each in [*learning_cells(mine), *own_learning_cells(mine, records)]}
         shared = {Cell(_trajectory(spec.alone())).key for spec in mine}

@@ -46,7 +46,10 @@ def blocks(
     `paired` are the measurements of paired cells. The row of such a cell also has what was learned.
     """
     study = Results(Path(), "", "", records=list(records), blocks=list(paired))
-    words = {id(record): word(judged) for record, judged in zip(records, of_runs(study), strict=True)}
+    words = {
+        id(record): word(judged, won=(groups.task_name(record), groups.key(record)) in together)
+        for record, judged in zip(records, of_runs(study), strict=True)
+    }
     names = dict.fromkeys([*groups.tasks(records), *(without.cell.spec.task for without in failed)])
     found = []
     for name in names:

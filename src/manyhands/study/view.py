@@ -77,17 +77,21 @@ class LineByLine:
         """Print the title of a cell that begins, or the outcome of one that ends."""
         assert self._state is not None
         if entry.state == "running":
-            number = list(self._state.entries).index(entry.cell.key) + 1
-            self.say(f"[{number}/{self._count}] {cell_title(entry.cell)}")
+            self.say(f"[{self._number(entry)}] {cell_title(entry.cell)}")
         elif entry.state == "excluded":
             self.say(f"excluded: {cell_title(entry.cell)}: {entry.reason}")
         else:
-            self.say(f"      {outcome(entry)}")
+            self.say(f"[{self._number(entry)}]  {outcome(entry)}")
 
     def note(self, entry: CellState, text: str) -> None:
         """Print a text about a running cell, but not the turns of paired cells: there are too many."""
         if not entry.cell.paired:
-            self.say(f"      {text}")
+            self.say(f"[{self._number(entry)}]  {text}")
+
+    def _number(self, entry: CellState) -> str:
+        """`12/29`: several cells may run at a time, so what is said of one has its number."""
+        assert self._state is not None
+        return f"{list(self._state.entries).index(entry.cell.key) + 1}/{self._count}"
 
     def say(self, text: str) -> None:
         print(formatting.printed(text), file=sys.stderr, flush=True)

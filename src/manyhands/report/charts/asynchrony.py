@@ -89,8 +89,9 @@ def _scatter(findings: Findings, task: str, mine: list[Asynchrony], text: str) -
             "samples_ratio": tidy(each.samples_ratio),
             "seconds_ratio": tidy(each.seconds_ratio),
         }
-        for each in [each for each in mine if each.samples_ratio is not None][:400]
+        for each in [each for each in mine if each.samples_ratio is not None and each.same_recipe][:400]
     ]
+    others = {each.variant for each in mine if each.samples_ratio is not None and not each.same_recipe}
     if not any(row["staleness"] for row in data):
         return None
     tip = common.tips(
@@ -127,7 +128,10 @@ def _scatter(findings: Findings, task: str, mine: list[Asynchrony], text: str) -
         common.layered(one, dots),
         {"rows": data, "one": [{"samples_ratio": 1}]},
         f"Samples to the target against mean staleness. {text}",
-        note="Dashed: as many samples as the synchronous way.",
+        note="Dashed: as many samples as the synchronous way."
+        + (
+            f" Not drawn, because their recipe is another one: {', '.join(sorted(others))}." if others else ""
+        ),
     )
 
 
@@ -139,4 +143,6 @@ def _sentence(task: str, mine: list[Asynchrony]) -> str:
     )
     if most.samples_ratio is None:
         return text + "; what that costs is unknown, because no pair of runs reached the target."
+    if not most.same_recipe:
+        return text + "; what that costs is unknown, because the synchronous way had another recipe."
     return f"{text}; it took {most.samples_ratio:.2f} times the samples of the synchronous way."

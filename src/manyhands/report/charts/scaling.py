@@ -6,6 +6,7 @@ from collections import Counter
 
 import altair as alt
 
+from manyhands.analysis import groups
 from manyhands.analysis.scaling import Curve, Point
 from manyhands.core import formatting
 from manyhands.report import palette
@@ -59,9 +60,18 @@ def _members(curves: list[Curve]) -> list[tuple[str, Point]]:
 
 
 def _leaders(findings: Findings, curves: list[Curve]) -> list[Point]:
-    """The fastest points of these curves that are not told apart."""
+    """The fastest points of these curves that are not told apart; one worker with all cores takes part."""
     once = {sureness.cell_key(point): point for _, point in _members(curves)}
-    return findings.fastest(list(once.values()))
+    first = curves[0]
+    plain = [
+        point
+        for point in findings.points.get(first.task, [])
+        if first.kind == "strong"
+        and point.batch == first.fixed
+        and point.threads > 1
+        and groups.one_plain_worker(point.variant, point.workers)
+    ]
+    return findings.fastest([*once.values(), *plain])
 
 
 def _rows(findings: Findings, curves: list[Curve]) -> list[Row]:
@@ -180,13 +190,14 @@ def _threads(curves: list[Curve]) -> list[Row]:
 def _sentence(findings: Findings, curves: list[Curve]) -> str:
     """Who computes fastest at this batch, and what more workers of the same kind do."""
     leaders, first = _leaders(findings, curves), curves[0]
+    members = [point for _, point in _members(curves)]
     named = [common.spoken(each.variant, each.workers, each.threads) for each in leaders]
     text = f"{_title(first)}: by samples per second, {sureness.fastest(named)}"
-    if (ahead := leaders[0].speed_up) is not None and leaders[0].workers > 1:
+    if (ahead := leaders[0].speed_up) is not None and leaders[0].workers * leaders[0].threads > 1:
         over = first.baseline.spoken if first.baseline else "one worker"
         which = "it is" if len(leaders) == 1 else "the first is"
         text += f"; {which} {ahead.median:.2f}x ({ahead.low:.2f} to {ahead.high:.2f}) as fast as {over}"
-    most = max(point.workers for _, point in _members(curves))
-    if most > max(each.workers for each in leaders):
+    most, ahead_with = (max(each.workers for each in found) for found in (members, leaders))
+    if most > max(2, ahead_with):
         text += f". With {most} workers all are slower than that"
     return text + "."
