@@ -18,7 +18,7 @@ from manyhands.tasks.base import Defaults
 
 NAMES = ("allreduce", "average", "server", "hogwild", "pipeline", "sharded", "offload")
 STRATEGIES = tuple(f"docs/strategies/{name}.md" for name in NAMES)
-PAGES = ("README.md", "docs/guide.md", *STRATEGIES)
+PAGES = ("README.md", "docs/guide.md", "docs/bring-your-own.md", *STRATEGIES)
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -95,7 +95,7 @@ def _train_by_hand(
     def step() -> None:
         inputs, targets = next(batches)
         optimizer.zero_grad()
-        of.loss(model(prepare(inputs)), targets).backward()  # type: ignore[no-untyped-call]
+        of.loss(model(prepare(inputs)), targets).backward()
         optimizer.step()
 
     with kept_memory() if kept else nullcontext():
@@ -157,7 +157,7 @@ def ray_server(task: str, batch: int, seconds: float) -> Rate:
             self.model.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in weights.items()})
             inputs, targets = next(self.batches)
             self.model.zero_grad()
-            self.of.loss(self.model(self.prepare(inputs)), targets).backward()  # type: ignore[no-untyped-call]
+            self.of.loss(self.model(self.prepare(inputs)), targets).backward()
             gradients = [parameter.grad for parameter in self.model.parameters()]
             return [gradient.numpy() for gradient in gradients if gradient is not None]
 

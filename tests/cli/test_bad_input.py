@@ -156,7 +156,7 @@ TABLE = {
     "batch norm over nobody's samples": (
         "train digits-mlp --workers 3 --batch 1436 --sync-batchnorm",
         "--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last of an "
-        "epoch has 1 of 1,437: choose another batch",
+        "epoch has 1 of 1,437: choose another batch, or --drop-last",
     ),
     "auto for a run that goes on": (
         "train --resume held --workers auto",
@@ -569,7 +569,7 @@ TABLE = {
     ),
     "a task file of 5,000 letters": (
         f"train {'x' * 5000}.py:y",
-        f"'{'x' * 80}...' (5,005 characters) {NO_PATH}",
+        f"'{'x' * 80}...' (5,003 characters) {NO_PATH}",
     ),
     "an option of 5,000 letters": (
         f"train digits-mlp --set {'x' * 5000}=1",

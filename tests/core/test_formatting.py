@@ -86,3 +86,11 @@ def test_ages() -> None:
     """A loss of pace makes the time left as long as one likes: it was hours with 300 digits."""
     assert formatting.duration(1e308) == "3.17e+300 years"
     assert formatting.duration(2 * formatting.YEAR) == "2 years"
+
+
+def test_a_line_does_not_end_between_a_number_and_its_unit() -> None:
+    text = "answer: the machine varied by 14 % in 2 min 5 s\x1b"
+    assert formatting.wrapped(text, 31, then="  ") == (
+        "answer: the machine varied by\n  14 % in 2 min 5 s\\x1b"
+    )
+    assert formatting.together("12 % of 3 GB, 4 samples") == "12\u00a0% of 3\u00a0GB, 4 samples"

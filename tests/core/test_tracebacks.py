@@ -25,12 +25,12 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 1)
 
     def forward(self, x):
-        return self.layer(x)
+        return self.layer(x[:, :3] if len(x) == 4 else x)
 
 
 def task(model):
-    data = mh.ArrayData(torch.zeros(8, 3), torch.zeros(8).long())
-    loss = torch.nn.functional.mse_loss
+    data = mh.ArrayData(torch.zeros(8, 4), torch.zeros(8).long())
+    loss = lambda outputs, targets: outputs.mean()
     return mh.Task(name="faulty", model=model, train=data, test=data, loss=loss, target=0.0)
 
 
@@ -39,7 +39,8 @@ def own() -> mh.Task:
 
 
 def torchs() -> mh.Task:
-    return task(lambda: torch.nn.Linear(4, 1))
+    eights = torch.nn.Unflatten(0, (-1, 8)), torch.nn.Flatten(0, 1)
+    return task(lambda: torch.nn.Sequential(*eights, torch.nn.Linear(4, 1)))
 
 
 def early() -> mh.Task:
@@ -80,14 +81,14 @@ def test_where_no_line_is_the_users_the_innermost_is_named(
     answer = typed("train", "faulty.py:torchs", "-q", "--batch", "4", "--out", "run")
     assert answer.code == 1
     first = answer.err.splitlines()[0]
-    assert first.startswith(f"error: {MAT} (at linear.py:")
-    assert first.endswith(", in forward; the whole traceback is in run/logs/rank-0.log)")
+    assert first.startswith("error: RuntimeError: unflatten: Provided sizes [-1, 8] ")
+    assert first.endswith("; the whole traceback is in run/logs/rank-0.log)")
 
 
 def test_an_error_before_there_is_a_folder(temporary: Path, typed: Callable[..., Answer]) -> None:
     answer = typed("train", "faulty.py:early", "-q")
     first, second = answer.err.splitlines()
-    assert first == "error: faulty.py:28 in early: RuntimeError: shape '[2]' is invalid for input of size 3"
+    assert first == "error: faulty.py:29 in early: RuntimeError: shape '[2]' is invalid for input of size 3"
     (log,) = temporary.glob("*.log")
     assert second == f"       the whole traceback is in {log}"
     assert "Traceback (most recent call last)" in log.read_text()

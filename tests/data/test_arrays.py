@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from manyhands.core.errors import UsageError
 from manyhands.data.arrays import ArrayData
 from manyhands.data.augment import CropAndFlip
 from manyhands.data.base import Batch, Request
@@ -32,7 +33,7 @@ def test_a_batch_is_the_samples_asked_for(images: ArrayData) -> None:
 
 
 def test_inputs_and_targets_must_agree() -> None:
-    with pytest.raises(ValueError, match=r"^3 inputs but 4 targets$"):
+    with pytest.raises(UsageError, match=r"^3 inputs but 4 targets: each sample needs both$"):
         ArrayData(torch.zeros(3), torch.zeros(4))
 
 

@@ -56,6 +56,21 @@ def test_the_ragged_end_is_a_batch_of_what_is_left(n: int, batch: int, seed: int
     assert 1 <= lengths[-1] <= batch
 
 
+@given(n=sizes, batch=sizes, seed=seeds)
+def test_without_the_last_short_batch_all_are_full(n: int, batch: int, seed: int) -> None:
+    """The others are those of the same seed with it; what is left out is left out of that epoch only."""
+    batch = min(n, batch)
+    order, whole = Order.of(n, batch, seed, drop_last=True), Order.of(n, batch, seed)
+    assert order.n == n - n % batch
+    full = epoch_of(order)
+    assert [len(samples) for samples in full] == [batch] * (n // batch)
+    assert all(np.array_equal(one, two) for one, two in zip(full, epoch_of(whole), strict=False))
+    assert next(order.batches(order.n)).epoch == 1
+    assert np.array_equal(order.samples(order.n, batch).samples, shuffle(n, seed, 1)[:batch])
+    ends = [order.piece(seen, 2) for seen in range(order.n)] if batch > 1 else []
+    assert all(end <= order.n for end in ends)
+
+
 @given(n=sizes, batch=sizes, seed=seeds, epochs=st.integers(1, 3))
 def test_resuming_anywhere_continues_the_same_sequence(n: int, batch: int, seed: int, epochs: int) -> None:
     order = Order(n, batch, seed)

@@ -226,7 +226,7 @@ HARM: dict[str, tuple[Callable[[Tensors, Any], Any], str]] = {
     ),
     "unknown optimizer": (
         numbers(optimizer="odd"),
-        f"{WRONG}optimizer: input should be 'sgd', 'adam', 'adamw', 'lars' or 'lamb'",
+        f"{WRONG}optimizer: 'odd' is not the name of an optimizer",
     ),
     # generators
     "no generator of torch": (without("random/torch"), f"{RANDOM}worker 0 has none"),

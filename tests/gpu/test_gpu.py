@@ -77,7 +77,7 @@ def test_one_gpu_computes_what_the_host_computes(here: Path) -> None:
 def test_a_strategy_is_single_tensor_by_tensor(strategy: str, here: Path) -> None:
     settings = fill_in({**of(strategy), "device": DEVICE})
     spec = RunSpec.of(task=TASK, batch=65, threads=1, **settings)
-    found = verify.verify(spec, 5, print)
+    found = verify.compare(spec, 5, print)
     assert found.exact, found.to_dict()
 
 

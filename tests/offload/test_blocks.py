@@ -42,6 +42,11 @@ class Sum(nn.Module):
         return pair[0] + pair[1]
 
 
+class Nothing(nn.Module):
+    def forward(self, x: Tensor) -> None:
+        return None
+
+
 class TestBlocks:
     def test_a_sequence_is_its_members(self) -> None:
         model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)), nn.Tanh())
@@ -189,9 +194,15 @@ class TestMeasure:
             measure(Named(lambda self: [self.trunk]), inputs())
 
     def test_a_block_that_gives_two_tensors(self) -> None:
-        sentence = r"^block 1 \(Twins\) returns a tuple: blocks must return one tensor$"
+        costs = measure(nn.Sequential(nn.Linear(3, 3), Twins(), Sum()), inputs())
+        assert costs[1].layout is not None
+        assert costs[1].layout.structure == {"tuple": ["tensor", "tensor"]}
+        assert costs[1].outputs == 2 * costs[0].outputs == sum(costs[1].layout.sizes)
+
+    def test_a_block_that_gives_no_tensor(self) -> None:
+        sentence = r"^block 1 \(Nothing\) returns a NoneType: blocks must return tensors$"
         with pytest.raises(UsageError, match=sentence):
-            measure(nn.Sequential(nn.Linear(3, 3), Twins(), Sum()), inputs())
+            measure(nn.Sequential(nn.Linear(3, 3), Nothing()), inputs())
 
     def test_a_failure_leaves_the_model_in_its_mode(self) -> None:
         model = Named(lambda self: [self.trunk]).train()

@@ -146,7 +146,12 @@ NUMBERS = [
     ("milestones", (0.0,), "milestones must be increasing fractions between 0 and 1, got (0.0,)"),
     ("milestones", (float("nan"),), "milestones must be increasing fractions between 0 and 1, got (nan,)"),
     ("milestones", 0.5, "milestones must be increasing fractions between 0 and 1, got 0.5"),
-    ("optimizer", "sdg", "unknown optimizer 'sdg' (did you mean 'sgd'? known: sgd, adam, adamw, lars, lamb)"),
+    (
+        "optimizer",
+        "sdg",
+        "unknown optimizer 'sdg' (did you mean 'sgd'? known: sgd, adam, adamw, "
+        "adadelta, adafactor, adagrad, adamax, asgd, muon, nadam, radam, rmsprop, rprop, lars, lamb)",
+    ),
     ("scaling", "lin", "unknown scaling 'lin' (did you mean 'linear'? known: linear, sqrt, none)"),
     ("decay", "steps", "unknown decay 'steps' (did you mean 'step'? known: none, step, cosine)"),
     ("momentum", 0.0, "nesterov needs a momentum above 0, got 0.0"),

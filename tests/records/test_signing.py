@@ -68,7 +68,7 @@ def test_a_strangers_code_is_not_run(where: str, here: Path, typed: Typed) -> No
     Path("run/spec.json").write_text(spec.to_json())
     for folder in (here, Path("run")):
         (folder / "evil.py").write_text(EVIL)
-    file = (here / str(spec.task_file)).absolute()
+    file = (here / next(iter(spec.user_files))).absolute()
     answer = typed("train", "--resume", "run")
     assert (answer.code, answer.err) == (2, refused("run", NOT_KNOWN, file))
     with pytest.raises(UsageError, match="add --trust"):

@@ -29,7 +29,7 @@ from torch import nn
 asked = []
 
 def loss(outputs, targets):
-    if not asked:  # once: a second Ctrl-C does not wait for the step to end
+    if len(outputs) == 4 and not asked:  # once: a second Ctrl-C does not wait for the step to end
         asked.append(signal.raise_signal(signal.SIGINT))
     return nn.functional.cross_entropy(outputs, targets)
 

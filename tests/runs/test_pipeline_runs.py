@@ -198,7 +198,7 @@ def _double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(task: str, steps: int = 2, **settings: Any) -> verify_.Verification:
     spec = RunSpec.of(task=task, threads=1, **{"batch": 65, **fill_in(settings)})
-    return verify_.verify(spec, steps, lambda text: None)
+    return verify_.compare(spec, steps, lambda text: None)
 
 
 @pytest.mark.parametrize(

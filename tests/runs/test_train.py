@@ -133,7 +133,7 @@ def test_budgets_end_a_run_with_the_step_that_spends_them(
 def test_a_budget_of_seconds_ends_a_run(here: Path) -> None:
     record = train(epochs=100000, seconds=0.2)
     assert record.status == "finished"
-    assert 0.2 <= record.training_seconds < 10
+    assert 0.2 <= record.training_seconds < 60
     assert record.metric is not None
 
 

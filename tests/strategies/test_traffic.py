@@ -72,7 +72,9 @@ def test_a_sum_of_gradients_counts_the_same_on_every_transport(way: str, size: i
     """At each rank the parameters once, whatever its slice, and the step header: by hand for this model."""
     lengths = (33 * 17, 17, 17, 17, 17 * 5, 5)
     rows = sum(-(-length // 16) * 16 for length in lengths)  # each begins on a cache line
-    header = 5 + len(lengths) + 2 * 17  # loss and votes, which gradients there are, the norm's statistics
+    header = (
+        7 + len(lengths) + 2 * 17
+    )  # loss, votes, weight, which gradients there are, the norm's statistics
     assert WAYS[way](size) == [[4 * (rows + header)] * 3] * size
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conftest import MORE
 from manyhands.data.order import Order, split
 from manyhands.strategies.asynchronous import work_queue as module
-from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage, WorkQueue
+from manyhands.strategies.asynchronous.work_queue import EvaluationSums, LeaseKind, QueueStage, WorkQueue
 
 
 def queue(n: int, batch: int, ranks: int, parts: int | None = None) -> WorkQueue:
@@ -158,15 +158,15 @@ def test_the_test_set_is_handed_out_and_summed() -> None:
     assert work.stage is QueueStage.TEST
     first, second = work.lease(0, 6, 10), work.lease(1, 6, 10)
     assert (first[:3], second[:3]) == ((LeaseKind.TEST, 0, 6), (LeaseKind.TEST, 6, 4))
-    work.tested(0, 3.0, 1.5)
+    work.tested(0, EvaluationSums(3.0, 1.5, 6.0))
     work.put_back(1)  # its part is evaluated again
     assert not work.is_drained(10)
     assert work.lease(0, 6, 10)[:3] == (LeaseKind.TEST, 6, 4)
-    work.tested(0, 2.0, 0.25)
+    work.tested(0, EvaluationSums(2.0, 0.25, 4.0))
     assert work.is_drained(10)
-    assert work.sums == (5.0, 1.75)
+    assert work.sums == (5.0, 1.75, 10.0)
     work.test()
-    assert work.sums == (0.0, 0.0)  # nothing of the test before
+    assert work.sums == (0.0, 0.0, 0.0)  # nothing of the test before
 
 
 def test_the_log_keeps_the_order_and_says_when_it_is_full() -> None:
@@ -249,7 +249,7 @@ def test_what_a_killed_worker_had_begun_is_undone(action: str) -> None:
         "lease what was put back": lambda work: work.lease(1, 1, 4),
         "trained": lambda work: work.trained(1, 0.5, 0.1, 0),
         "test": lambda work: work.lease(1, 1, 4),
-        "tested": lambda work: work.tested(1, 3.0, 4.0),
+        "tested": lambda work: work.tested(1, EvaluationSums(3.0, 4.0, 1.0)),
         "enter": lambda work: work.enter(1),
     }
 

@@ -95,10 +95,10 @@ SENTENCES = {
     "sample",
     "no_training": "the training set of mine is empty: it needs at least one sample",
     "no_test": "the test set of mine is empty: it needs at least one sample",
-    "flat_scores": "the metric likes must return one score per sample, shape (40,) for 40 samples, but "
+    "flat_scores": "the metric likes must return one score per sample, shape (8,) for 8 samples, but "
     "returned shape (): if a sample has several values, return their mean per sample",
-    "wide_scores": "the metric likes must return one score per sample, shape (40,) for 40 samples, but "
-    "returned shape (40, 2): if a sample has several values, return their mean per sample",
+    "wide_scores": "the metric likes must return one score per sample, shape (8,) for 8 samples, but "
+    "returned shape (8, 2): if a sample has several values, return their mean per sample",
     "two_outputs": "accuracy needs a tensor of outputs, but the model returns a tuple: give the "
     "task a Metric of its own",
     "complex_parameter": "the parameter wave of the model of mine is complex64, but complex tensors cannot "

@@ -101,9 +101,9 @@ def test_what_is_no_task_says_what_it_is(name: str, says: str, mine: Path) -> No
     [
         ("in_the_builder", 2, "mine.py:in_the_builder ended the process with sys.exit(0) (line 35 of"),
         ("in_the_builder --set code=3", 2, "ended the process with sys.exit(3) (line 35 of mine.py)"),
-        ("in_the_model", 1, "in_the_model ended the process with sys.exit('no model today') (line 38 of"),
-        ("in_forward", 1, "mine.py:in_forward ended the process with sys.exit(4) (line 43 of mine.py): "),
-        ("in_forward --workers 2 --batch 4", 1, "ended the process with sys.exit(4) (line 43 of mine.py)"),
+        ("in_the_model", 2, "in_the_model ended the process with sys.exit('no model today') (line 38 of"),
+        ("in_forward", 2, "mine.py:in_forward ended the process with sys.exit(4) (line 43 of mine.py): "),
+        ("in_forward --workers 2 --batch 4", 2, "ended the process with sys.exit(4) (line 43 of mine.py)"),
     ],
 )
 def test_sys_exit_is_an_error(
@@ -133,7 +133,7 @@ def test_in_a_script_too(mine: Path) -> None:
 
 def test_verify_says_it(mine: Path, typed: Callable[..., Answer]) -> None:
     found = typed("verify", "mine.py:in_forward", "--workers", "1", "--batch", "4", cwd=mine)
-    assert found.code == 1
+    assert found.code == 2
     assert "ended the process with sys.exit(4)" in found.err
 
 

@@ -40,7 +40,7 @@ class BackgroundCallbacks:
         # the null callback needs no thread
         self._callbacks = [_Background(one, self) for one in callbacks if type(one) is not Callback]
         self._log = _Background(NoticeLog(), self)
-        self._closed = False
+        self._closed = self._enough = False
 
     @classmethod
     def of(cls, callbacks: Sequence[Callback] | BackgroundCallbacks) -> BackgroundCallbacks:
@@ -94,6 +94,17 @@ class BackgroundCallbacks:
         finally:  # Ctrl-C: wait no longer, but a terminal gets its cursor back
             while left:
                 left.pop().close(0.0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether a callback has asked for the end of the run."""
+        return self._enough
+
+    def stop_for(self, one: _Background) -> None:
+        """One of them asks for the end of the run."""
+        if not self._enough:
+            self._enough = True
+            self.on_notice(f"{one.name} asks to stop: the run ends after the current step")
 
     def warn_about(self, one: _Background, text: str) -> None:
         """Tell the other callbacks, and the log, about one of them."""
@@ -191,8 +202,12 @@ class _Background:
             if event == "on_step" and self._in_a_hurry:
                 continue
             self._since, self._event = time.monotonic(), event
-            getattr(self._callback, event)(*arguments)
+            answers = [getattr(self._callback, event)(*arguments)]
+            if event == "on_step" and arguments[0].metric is not None:
+                answers.append(self._callback.on_evaluation(*arguments))
             self._since = None
+            if "stop" in answers:
+                self._others.stop_for(self)
             if event == "close":
                 return False
         return True

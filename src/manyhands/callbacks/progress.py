@@ -17,6 +17,7 @@ from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.core.statistics import measured, ratio
 from manyhands.records.phases import training_phases
 from manyhands.records.record import RunRecord, Start, StepRecord
+from manyhands.records.spec import RunSpec
 
 
 def for_people() -> Callback:
@@ -33,7 +34,8 @@ def headline(start: Start) -> list[str]:
         f"{formatting.threshold(start.target, start.metric_name)} test {start.metric_name}",
         f"{spec.division} · {start.recipe_line} · {spec.strategy} on {spec.transport} · "
         f"{formatting.plural(start.threads, 'thread')} per worker"
-        + (f" · {start.device}" if start.device != "cpu" else ""),
+        + (f" · {start.device}" if start.device != "cpu" else "")
+        + "".join(f" · {each}" for each in computed(spec)),
     ]
     if start.recipe_changes:
         lines.append(
@@ -43,6 +45,12 @@ def headline(start: Start) -> list[str]:
     if start.step:
         lines.append(f"resumed at step {start.step:,} ({formatting.count(start.samples, start.unit)} seen)")
     return lines
+
+
+def computed(spec: RunSpec) -> list[str]:
+    """How a model is computed, where that is not the usual way: `mixed bf16`, `compiled`."""
+    mixed = [] if spec.precision == "full" else [f"mixed {spec.precision}"]
+    return mixed + (["compiled"] if spec.compile else [])
 
 
 def outcome(record: RunRecord) -> str:
@@ -66,9 +74,17 @@ def summary(record: RunRecord) -> list[str]:
     return [
         " · ".join(filter(None, [outcome(record), end, f"{speed} over {over}", record.run])),
         f"where the time went: {formatting.where_the_time_went(training_phases(record.worker_phases))}"
-        + (f" · staleness {stale:.2f}" if (stale := record.mean_staleness) is not None else ""),
+        + (f" · staleness {stale:.2f}" if (stale := record.mean_staleness) is not None else "")
+        + skipped(record),
         f"next: manyhands show {record.run}",
     ]
+
+
+def skipped(record: RunRecord) -> str:
+    """` · 3 of 900 steps skipped`, if there were some."""
+    if not record.skipped_steps:
+        return ""
+    return f" · {record.skipped_steps:,} of {record.steps:,} steps skipped (gradients too large for float16)"
 
 
 def efficiency(start: Start, rate: float, cores: int | None = None) -> str:

@@ -40,19 +40,27 @@ class Setting(NamedTuple):
 SETTINGS: dict[str, Setting] = {
     "task": Setting(RUN, "What is learned.", flag=False),
     "options": Setting(RUN, "Options of the task: --set KEY=VALUE.", flag=False),
-    "recipe": Setting(RUN, "How a batch size becomes an optimizer and a schedule.", "the task's"),
+    "recipe": Setting(
+        RUN, "How a batch size becomes an optimizer and a schedule; or FILE.py:NAME, your own.", "the task's"
+    ),
     "recipe_options": Setting(RUN, "Options of the recipe: --set recipe.KEY=VALUE.", flag=False),
+    "lr_schedule": Setting(RUN, "Your own learning rate: FILE.py:NAME, a function of samples seen."),
     "epochs": Setting(RUN, "Length of the learning-rate schedule.", "the task's"),
     "samples": Setting(RUN, "Stop early, after this many samples."),
     "seconds": Setting(RUN, "Stop early, after this much training time."),
     "target": Setting(RUN, "The test metric that counts as trained.", "the task's"),
     "stop_at_target": Setting(RUN, "Stop when the target is reached."),
+    "patience": Setting(RUN, "Stop after this many evaluations without a better metric."),
+    "init": Setting(RUN, "Start from these weights: safetensors, or a state dict of torch.save."),
     "evaluate_every": Setting(RUN, "Epochs between evaluations; 0: never."),
     "seed": Setting(RUN, "Seed of parameters and sample order."),
-    "dtype": Setting(RUN, "Precision: float32 or float64."),
+    "dtype": Setting(RUN, "Type of parameters: float32 or float64."),
+    "precision": Setting(RUN, "full, or mixed: bf16 or fp16 by autocast, parameters in float32."),
+    "compile": Setting(RUN, "Compile the model with torch.compile; the first steps take longer."),
     "noise_scale": Setting(RUN, "Measure the gradient noise scale, which predicts the critical batch."),
     "batch": Setting(BATCH, "Samples per step, over all workers.", "the task's"),
     "accumulate": Setting(BATCH, "Micro-batches per worker and step."),
+    "drop_last": Setting(BATCH, "Leave out the last, short batch of each epoch: its samples are not used."),
     "sync_batchnorm": Setting(BATCH, "Batch norm over the global batch, not each worker's share."),
     "strategy": Setting(WHERE, "How the work is divided.", "allreduce; single for one worker"),
     "strategy_options": Setting(WHERE, "Options of the strategy.", flag=False),
@@ -68,6 +76,7 @@ SETTINGS: dict[str, Setting] = {
     "memory": Setting(MEMORY, "Memory per worker, such as 2GB; implies --offload auto.", text=True),
     "offload_to": Setting(MEMORY, "Folder for activations on disk.", "the temporary folder"),
     "checkpoint_every": Setting(OUTPUT, "Seconds between checkpoints; 0: after every step."),
+    "keep_best": Setting(OUTPUT, "Write the model of the best evaluation to best.safetensors."),
     "keep": Setting(OUTPUT, "Number of checkpoints to keep."),
 }
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from manyhands.callbacks.progress import outcome
+from manyhands.callbacks.progress import computed, outcome, skipped
 from manyhands.core import formatting
 from manyhands.records.phases import training_phases
 from manyhands.records.record import RunRecord, StepRecord
@@ -52,6 +52,7 @@ def show(
         f"{spec.task} · run {spec.id} · {_status(record, steps, run)}",
         spec.division
         + (f" · {record.recipe_line}" if record else f" · {spec.recipe}")
+        + "".join(f" · {each}" for each in computed(spec))
         + f" · {spec.strategy} on {spec.transport} · seed {spec.seed}",
         *_curves(steps, record.metric_name if record else "metric"),
         *(_result(record) if record is not None else []),
@@ -84,7 +85,7 @@ def _result(record: RunRecord) -> list[str]:
         f"speed      {formatting.rate(record.samples_per_second, record.unit)}; {record.steps:,} steps, "
         f"{formatting.count(record.samples, record.unit)} in "
         f"{formatting.duration(record.training_seconds)} training, "
-        f"{formatting.duration(record.seconds)} in total",
+        f"{formatting.duration(record.seconds)} in total{skipped(record)}",
         f"time       {formatting.where_the_time_went(training_phases(record.worker_phases))}",
         *_step_times(record),
         *_noise(record),

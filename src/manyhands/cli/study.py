@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_format
 import shutil
 import sys
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,14 +111,11 @@ def _print(results: Results) -> None:
         print(formatting.printed(f"left: {formatting.plural(count, 'cell')}: {reason}"))
     width = min(wide, 110) if sys.stdout.isatty() else 10_000
     for answer in found:
-        text = formatting.line(f"answer: {answer.text}")
-        print(textwrap.fill(text, width, subsequent_indent=" " * 8))
+        print(formatting.wrapped(f"answer: {answer.text}", width, then=" " * 8))
     for settled in settle(results):
         claim, verdict = settled.text.split("\n")
-        print(textwrap.fill(formatting.line(f"claim: {claim}"), width, subsequent_indent=" " * 7))
-        print(
-            textwrap.fill(formatting.line(verdict), width, initial_indent=" " * 7, subsequent_indent=" " * 7)
-        )
+        print(formatting.wrapped(f"claim: {claim}", width, then=" " * 7))
+        print(formatting.wrapped(verdict, width, first=" " * 7, then=" " * 7))
 
 
 def _report(results: Results, quiet: bool) -> None:

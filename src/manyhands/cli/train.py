@@ -101,7 +101,7 @@ def train(
     chosen, of_strategy = given(flags)
     if "workers" in chosen:
         chosen["workers"] = count_of(chosen["workers"])
-    tables = {
+    tables: dict[str, Any] = {
         "options": options,
         "recipe_options": recipe_options,
         "strategy_options": strategy_options | of_strategy,

@@ -10,6 +10,7 @@ import typer
 
 from manyhands.cli.flags import RUN, WHERE, given, settings, strategy_flags, with_flags
 from manyhands.core.registry.strategies import DATA_PARALLEL
+from manyhands.runs.defaults import UNEVEN
 
 EXAMPLES = """Examples:
 
@@ -19,15 +20,15 @@ manyhands verify mnist-resnet --workers 2 --transport torch --sync-batchnorm
 
 manyhands verify mnist-cnn --workers 2 --transport mpi --json"""
 
-UNEVEN = 65  # samples: a batch that cannot be divided evenly is harder to get right
-
 
 @with_flags(
     settings(
         "recipe",
+        "lr_schedule",
         "seed",
         "batch",
         "accumulate",
+        "drop_last",
         "sync_batchnorm",
         "strategy",
         "transport",
@@ -56,7 +57,7 @@ def verify(
     from manyhands.cli.train import parse_set
     from manyhands.records.spec import RunSpec
     from manyhands.runs.defaults import fill_in, leads
-    from manyhands.runs.verify import verify as compare
+    from manyhands.runs.verify import compare
 
     options, recipe_options, strategy_options = parse_set(set_ or [])
     chosen, of_strategy = given(flags)
@@ -64,29 +65,6 @@ def verify(
     spec = RunSpec.of(task=task, options=options, recipe_options=recipe_options, threads=1, **filled)
     verdict = compare(spec, steps, lambda text: print(text, file=sys.stderr))
     if leads():
-        print(json_.dumps(verdict.to_dict(), indent=2) if json else "\n".join(lines(verdict)))
+        print(json_.dumps(verdict.to_dict(), indent=2) if json else "\n".join(verdict.lines()))
     if not verdict.exact:
         raise typer.Exit(1)
-
-
-def lines(verdict: Any) -> list[str]:
-    """Return a table as text: one row per tensor, one column per precision; then the result and its notes."""
-    comparisons = verdict.comparisons
-    width = max(len(name) for name in [*comparisons[0].tensors, "largest of all"])
-    head = "".join(f"  {comparison.dtype:>9}" for comparison in comparisons)
-    rows = [f"{'largest difference in':<{width}}{head}"]
-    rows += [
-        f"{name:<{width}}" + "".join(f"  {c.tensors[name]:9.1e}" for c in comparisons)
-        for name in comparisons[0].tensors
-    ]
-    rows.append(f"{'losses':<{width}}" + "".join(f"  {c.losses:9.1e}" for c in comparisons))
-    rows.append(f"{'largest of all':<{width}}" + "".join(f"  {c.largest:9.1e}" for c in comparisons))
-    rows.append(f"{'allowed':<{width}}" + "".join(f"  {c.tolerance:9.1e}" for c in comparisons))
-    rows += [f"note: {reason}" for reason in verdict.reasons]
-    spec = verdict.spec
-    equal = "equals" if verdict.exact else "DIFFERS FROM"
-    rows.append(
-        f"{spec.strategy} with {spec.workers} workers on {spec.transport} {equal} {comparisons[0].reference} "
-        f"after {verdict.steps} steps of {spec.batch} samples"
-    )
-    return rows

@@ -64,6 +64,11 @@ def version(package: str) -> str | None:
         return None
 
 
+LIMITS_INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"  # read by torch's library for CPUs when it is first used
+# what a process reads once, when torch is loaded or first used
+READ_BY_TORCH = (LIMITS_INSTRUCTIONS, "THP_MEM_ALLOC_ENABLE")
+
+
 def cores() -> int:
     """The number of cores that this process may use, which can be fewer than the machine has."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

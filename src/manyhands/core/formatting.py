@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 
 from manyhands.core.errors import shown
 
@@ -83,6 +84,8 @@ def where_the_time_went(phases: dict[str, float]) -> str:
 
 # characters that move the cursor of a terminal, ring its bell or change its direction, and surrogates
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+NO_BREAK = "\u00a0"
+_WITH_UNIT = re.compile(r"(\d) (%|ms|s|min|h|[kMG]B)(?!\w)")
 _IN_LINES, _IN_LINE = re.compile(f"[{_CONTROL}]"), re.compile(rf"[\t\n{_CONTROL}]")
 
 
@@ -94,6 +97,17 @@ def printed(text: str) -> str:
 def line(text: str) -> str:
     """The same on one line: line breaks and tabs are escaped too."""
     return _IN_LINE.sub(_escaped, text)
+
+
+def wrapped(text: str, width: int, first: str = "", then: str = "") -> str:
+    """A paragraph in lines of this width, for a terminal; `first` and `then` indent them."""
+    filled = textwrap.fill(together(line(text)), width, initial_indent=first, subsequent_indent=then)
+    return filled.replace(NO_BREAK, " ")
+
+
+def together(text: str) -> str:
+    """The same with no line break between a number and its unit."""
+    return _WITH_UNIT.sub(rf"\1{NO_BREAK}\2", text)
 
 
 def json_printed(text: str) -> str:

@@ -25,6 +25,9 @@ class RankStatus(NamedTuple):
 STATUS = struct.Struct("<QQ16s24s")  # of a status page: step, calls of the operation, phase, operation
 
 
+ENOUGH = 0  # in place of a signal: the work is done
+
+
 def ignore(*message: Any) -> None:
     """The listener that ignores all messages."""
 
@@ -61,19 +64,27 @@ class ControlChannel(Protocol):
 
     @property
     def stop(self) -> int | None:
-        """The signal with which the parent asks the workers to stop after the current step, or None."""
+        """The signal with which the parent asks the workers to stop after the current step, or None.
+
+        ENOUGH asks them to end as if the work were done.
+        """
 
 
 class NullChannel:
     """The null channel: the worker is its own parent."""
 
-    stop: int | None = None
     status_slot: memoryview | None = None
     gone: frozenset[int] = frozenset()
 
-    def __init__(self, hear: Callable[[Any], None] = ignore) -> None:
-        self._hear = hear
+    def __init__(
+        self, hear: Callable[[Any], None] = ignore, enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._hear, self._enough = hear, enough
         self.posted: dict[str, Any] = {}
+
+    @property
+    def stop(self) -> int | None:
+        return ENOUGH if self._enough() else None
 
     def exchange(self, value: Any) -> list[Any]:
         return [value]

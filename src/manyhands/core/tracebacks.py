@@ -25,7 +25,7 @@ def users_line(trace: TracebackType | None) -> str:
     location = ""
     for frame, line in traceback.walk_tb(trace):
         code = frame.f_code
-        if _is_the_users(code.co_filename):
+        if is_the_users(code.co_filename):
             location = f"{_short(code.co_filename)}:{line} in {code.co_name}"
     return location
 
@@ -50,7 +50,8 @@ def keep(error: BaseException, log: Path, title: str) -> None:
     error.add_note(f"{LOG_NOTE}{log}")
 
 
-def _is_the_users(filename: str) -> bool:
+def is_the_users(filename: str) -> bool:
+    """Whether a file is neither ours, nor Python's, nor of an installed package."""
     if filename.startswith("<"):  # generated at run time
         return False
     path = Path(filename).absolute()

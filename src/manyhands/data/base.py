@@ -8,21 +8,28 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+
+from manyhands.data import trees
+from manyhands.data.trees import Tree
 
 Samples = npt.NDArray[np.int64]
 
 
 class Batch(NamedTuple):
-    """Raw inputs (a task's `preprocess` turns them into the inputs of its model) and targets."""
+    """Raw inputs (a task's `preprocess` turns them into the inputs of its model) and targets.
 
-    inputs: Tensor
-    targets: Tensor
+    Each is a tensor, or a dict, tuple, list or dataclass of tensors. The first dimension of every tensor
+    counts the samples. A model whose `forward` has several parameters gets a dict by name and a tuple by
+    position.
+    """
+
+    inputs: Tree
+    targets: Tree
 
     @property
     def size(self) -> int:
         """The number of samples."""
-        return int(self.targets.shape[0])
+        return trees.size(self.targets, self.inputs)
 
 
 class Request(NamedTuple):

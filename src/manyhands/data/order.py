@@ -66,15 +66,27 @@ class Order:
         epoch 1                                      |[ batch 3 ]
     """
 
-    n: int
+    n: int  # samples per epoch
     batch: int
     seed: int
+    samples_in_all: int | None = None  # more than n if the last short batch of each epoch is left out
+
+    @classmethod
+    def of(cls, samples: int, batch: int, seed: int, *, drop_last: bool = False) -> Order:
+        """The order of this many samples; without the last batch of an epoch if it is short and dropped."""
+        if drop_last and samples % batch:
+            return cls(samples - samples % batch, batch, seed, samples)
+        return cls(samples, batch, seed)
+
+    def shuffled(self, epoch: int) -> Samples:
+        """The samples of an epoch, each at most once. Which of them are left out changes with the epoch."""
+        return shuffle(self.samples_in_all or self.n, self.seed, epoch)[: self.n]
 
     def batches(self, seen: int = 0) -> Iterator[Request]:
         """The endless sequence of global batches, after `seen` samples."""
         epoch, position = divmod(seen, self.n)
         while True:
-            order = shuffle(self.n, self.seed, epoch)
+            order = self.shuffled(epoch)
             while position < self.n:
                 yield Request(epoch, order[position : position + self.batch])
                 position += self.batch
@@ -101,7 +113,7 @@ class Order:
     def samples(self, seen: int, size: int) -> Request:
         """The `size` samples after `seen`. They must be in one epoch."""
         epoch, position = divmod(seen, self.n)
-        return Request(epoch, shuffle(self.n, self.seed, epoch)[position : position + size])
+        return Request(epoch, self.shuffled(epoch)[position : position + size])
 
 
 def in_order(n: int, batch: int) -> Iterator[Request]:

@@ -19,13 +19,13 @@ import numpy as np
 
 from manyhands.core.errors import DivergedError
 from manyhands.data.base import Request
-from manyhands.engine.feed import examine
+from manyhands.engine.feed import mean_loss, test_sums
 from manyhands.engine.loop import TrainingLoop
 from manyhands.engine.position import Ending, Position
 from manyhands.engine.timing.step_timer import WARM_UP, StepTimer
 from manyhands.records.record import WorkShare
 from manyhands.strategies.asynchronous.base import AsyncRank, AsyncWorker, ParameterServer, QueueOwner
-from manyhands.strategies.asynchronous.work_queue import Lease, LeaseKind, QueueStage, Update
+from manyhands.strategies.asynchronous.work_queue import EvaluationSums, Lease, LeaseKind, QueueStage, Update
 from manyhands.strategies.base import Votes
 
 # A worker that waits while others evaluate or save does not train; all other waits are the transport's.
@@ -80,8 +80,8 @@ class AsyncTrainer(TrainingLoop):
             else:
                 with self.clock.phase("evaluation"):
                     samples = np.arange(lease.start, lease.start + lease.size, dtype=np.int64)
-                    sums = examine(worker.model, self.feed, [Request(0, samples)])
-                    worker.tested(*sums.tolist())
+                    sums = test_sums(worker.model, self.feed, [Request(0, samples)])
+                    worker.tested(EvaluationSums(*sums.tolist()))
 
     def next(self, worker: AsyncWorker) -> Lease:
         """The next lease; the time until then is charged to what all workers are doing."""
@@ -196,9 +196,14 @@ class BookKeeper:
         trainer, here = self._trainer, self._here
         if self._serves:
             trainer.clock.switch("other")
-        score, loss = self._queue.sums
-        test_loss = loss / self._tests
-        trainer.record_evaluation(here, score / self._tests, test_loss, self._reached)
+        sums = self._queue.sums
+        test_loss = mean_loss(sums.loss, sums.weight)
+        if trainer.keep_best is not None and trainer.is_best(here, sums.score / self._tests):
+            state = self._owner.state()
+            trainer.keep_best(
+                {n.removeprefix("model/"): t for n, t in state.items() if n.startswith("model/")}
+            )
+        trainer.record_evaluation(here, sums.score / self._tests, test_loss, self._reached)
         self._leave(trainer.ending(here, trainer.votes()), test_loss)
 
     def _leave(self, ending: Ending | None, test_loss: float | None) -> None:

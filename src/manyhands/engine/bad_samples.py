@@ -9,6 +9,7 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
+from manyhands.data import trees
 from manyhands.data.base import Dataset, Request
 from manyhands.data.order import in_order
 from manyhands.engine.feed import Feed
@@ -43,8 +44,9 @@ def _look(feed: Feed, data: Dataset, name: str, requests: Iterable[Request]) -> 
         for request, batch in zip(wanted, stream, strict=True):
             prepared = feed.prepare(batch).inputs
             held = {"inputs": batch.inputs, "targets": batch.targets, "preprocessed inputs": prepared}
-            for what, tensor in held.items():
-                if (row := _first(tensor)) is not None:
+            parts = ((name, leaf) for what, tree in held.items() for name, leaf in trees.named(tree, what))
+            for what, leaf in parts:
+                if isinstance(leaf, Tensor) and (row := _first(leaf)) is not None:
                     number, kind = int(request.samples[row[0]]), row[1]
                     return f"sample {number} of the {name} set holds {kind} in its {what}"
             feed.clock.switch(feed.clock.current)  # a sign of life: a long search is not a hang
@@ -55,7 +57,7 @@ def _look(feed: Feed, data: Dataset, name: str, requests: Iterable[Request]) -> 
 
 def _first(tensor: Tensor) -> tuple[int, str] | None:
     """The first row with a value that is not finite, and its kind."""
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or not tensor.ndim:
         return None
     rows = tensor.isfinite().reshape(tensor.shape[0], -1).all(dim=1)
     if bool(rows.all()):

@@ -19,9 +19,12 @@ from manyhands.core.allocator import kept_memory
 from manyhands.core.errors import UsageError
 from manyhands.core.rank_info import STATUS, RankInfo, RankStatus
 from manyhands.data.base import Batch, Request
+from manyhands.data.call import call
 from manyhands.data.order import BatchShare, Order, key
 from manyhands.devices.device import Device, choose
+from manyhands.engine import initial_weights
 from manyhands.engine.checkpoint.storage import random_state, restore_random_state
+from manyhands.engine.compiled import CompiledCalls
 from manyhands.engine.fault_injection import faults
 from manyhands.engine.fault_injection.faulty_compute import FaultyCompute, FaultyDataset, SlowedCompute
 from manyhands.engine.fault_injection.faulty_transport import FaultyTransport
@@ -37,10 +40,11 @@ from manyhands.strategies import STRATEGIES, options
 from manyhands.strategies.aliases import refuse_views
 from manyhands.strategies.asynchronous.base import AsynchronousSetup, Work
 from manyhands.strategies.base import Compute, PartitionedSetup, Setup
+from manyhands.strategies.precision import precision_of
 from manyhands.tasks import find
 from manyhands.tasks.base import Task
+from manyhands.tasks.checked_loss import CheckedLoss
 from manyhands.tasks.contract import check_real
-from manyhands.tasks.mean_loss import MeanLoss
 from manyhands.transports.base import Transport
 from manyhands.transports.connect import connect
 
@@ -53,7 +57,7 @@ _EXCHANGING = ("communication", "wait")
 class RankContext:
     """One rank's task, data, model, transport and strategy, and the clock that times them.
 
-    spec ─▶ device, clock ─▶ task ─▶ recipe, feed, schedule ─▶ transport ─▶ the strategy's worker
+    spec ─▶ device, clock ─▶ task ─▶ recipe, feed ─▶ transport ─▶ the strategy's worker ─▶ schedule
     """
 
     def __init__(
@@ -78,19 +82,22 @@ class RankContext:
         self.hardware = choose(spec.device, info.local_rank)
         self.device = self.hardware.where
         dtype: torch.dtype = getattr(torch, spec.dtype)
+        self.precision = precision_of(spec.precision, self.device)
         self.clock = Clock(self.hardware.synchronize if self.hardware.asynchronous else None)
         info.channel.watch(self.status)
 
-        self.task = self._on_device(find.build(spec.task, spec.options), dtype)
+        built = find.build(spec.task, spec.options)
+        self.data_notes = [note for data in (built.train, built.test) for note in getattr(data, "notes", ())]
+        self.task = self._on_device(built, dtype)
         self.recipe = make_recipe(spec, self.task)
         self.feed = self._make_feed(dtype)
         self.horizon = self.feed.horizon(spec)
-        self.schedule = self.recipe.schedule(self.update, self.feed.order.n, self.horizon)
 
         self.traffic = CountingTransport(self._connect(), self.clock)
         self.transport: Transport = self.traffic
         try:
             self.worker = self._worker(dtype)
+            self.schedule = self.recipe.schedule(self.update, self.feed.order.n, self.horizon)
         except BaseException:
             self.close()
             raise
@@ -148,14 +155,18 @@ class RankContext:
     def _worker(self, dtype: torch.dtype) -> Any:
         """The strategy's worker around a model that is the same for the same seed, wherever it is built."""
         seed(self.spec.seed, self.hardware)
-        model = self.task.model()
+        model = self.task.build(dtype)
         check_real(model, f"the model of {self.task.name}")
+        if self.spec.init is not None:
+            initial_weights.load(model, self.spec.init)
         model = model.to(self.device, dtype)
         # on CUDA parameters stay where they are, or are cut
         if not self.spec.traits.one_worker and self.device.type == "cpu":
             refuse_views(model)
         if self.info.rank:
             seed(key(self.spec.seed, self.info.rank), self.hardware)  # each worker drops out its own units
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.recipe = self.recipe.bound(trained, self.update)
         strategy = registry.member("strategy", STRATEGIES, self.spec.strategy)
         return strategy(self._setup(model))
 
@@ -181,7 +192,7 @@ class RankContext:
             transport=self.transport,
             options=chosen,
             sync_batchnorm=spec.sync_batchnorm,
-            epoch=len(self.task.train),
+            epoch=self.feed.order.n,
             batch=self.feed.order.batch,
             example=self._example,
             choices=self.choices,
@@ -194,8 +205,8 @@ class RankContext:
             return self.feed.prepare(next(stream))
 
     def _compute(self) -> Compute:
-        loss = MeanLoss(self.task.loss)
-        compute = Compute(loss)
+        loss = CheckedLoss(self.task.loss)
+        compute = Compute(loss, CompiledCalls() if self.spec.compile else call, self.precision)
         if self.spec.offload != "none":
             from manyhands.offload.offloader import Offload
 
@@ -203,7 +214,7 @@ class RankContext:
             self.offload = Offload(
                 spec.offload, spec.memory, spec.offload_to, self.choices, device=self.hardware
             )
-            compute = Compute(loss, self.offload.run)
+            compute = Compute(loss, self.offload.run, self.precision)
         if (factor := faults.slowness(self.info.rank)) > 1.0:
             compute = SlowedCompute(compute, factor)
         if self._fault is None:
@@ -227,12 +238,12 @@ class RankContext:
         """This rank's part of the data; of a pipeline's stages, the first one reads for its replica."""
         spec, info, task = self.spec, self.info, self.task
         assert spec.batch is not None
-        order = Order(len(task.train), spec.batch, spec.seed)
+        order = Order.of(len(task.train), spec.batch, spec.seed, drop_last=spec.drop_last)
         share = BatchShare(
             info.rank // spec.stages, spec.replicas, spec.micro_batches, info.rank % spec.stages == 0
         )
-        evaluated = replace(task, loss=MeanLoss(task.loss))  # another object than the loss that trains
-        return Feed(evaluated, order, share, self.device, dtype, self.clock)
+        evaluated = replace(task, loss=CheckedLoss(task.loss))  # another object than the loss that trains
+        return Feed(evaluated, order, share, self.device, dtype, self.clock, self.precision.autocast)
 
     def _on_device(self, task: Task, dtype: torch.dtype) -> Task:
         """The task with copies of its modules on this device; the built task is shared and not changed."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.data.base import Batch, Dataset, Pooled, Request
+from manyhands.data.call import call
 from manyhands.data.order import BatchShare, Order, in_order, split
 from manyhands.engine.timing.clock import Clock
 from manyhands.records.spec import RunSpec
 from manyhands.tasks.base import Task
 from manyhands.tasks.contract import scored
+from manyhands.tasks.prepare import prepare
 from manyhands.transports.base import Collectives
 
 
@@ -39,6 +42,7 @@ class Feed:
     device: torch.device
     dtype: torch.dtype
     clock: Clock
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # the precision of evaluations
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -68,11 +72,8 @@ class Feed:
         return max(1, round(spec.epochs * self.order.n))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Move a batch to the device while its inputs are still bytes, then preprocess and convert them."""
-        inputs: Tensor = self.task.preprocess(batch.inputs.to(self.device, non_blocking=True))
-        if inputs.is_floating_point():
-            inputs = inputs.to(self.dtype)
-        return Batch(inputs, batch.targets.to(self.device, non_blocking=True))
+        """The batch on this worker's device, preprocessed, in the dtype of the run."""
+        return prepare(self.task, batch, self.device, self.dtype)
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
@@ -100,25 +101,33 @@ def evaluate(model: nn.Module, feed: Feed, transport: Collectives) -> tuple[floa
     task, total = feed.task, len(feed.task.test)
     share = BatchShare(transport.rank, transport.size)
     mine = (part for request in in_order(total, task.evaluation_batch) for part in share.of(request))
-    sums = examine(model, feed, mine)
-    score_sum, loss_sum = transport.all_reduce(sums.to(feed.device)).tolist()
-    return score_sum / total, loss_sum / total
+    sums = test_sums(model, feed, mine)
+    score, loss, weight = transport.all_reduce(sums.to(feed.device)).tolist()
+    return score / total, mean_loss(loss, weight)
+
+
+def mean_loss(total: float, weight: float) -> float:
+    """The mean of losses; NaN if none of them counts."""
+    return total / weight if weight else math.nan
 
 
 @torch.inference_mode()
-def examine(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor:
-    """The sums of scores and of losses over some samples of the test set."""
+def test_sums(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tensor:
+    """The sums of scores, of losses and of their weights over some samples of the test set."""
     task = feed.task
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums = torch.zeros(3, dtype=torch.float64)
     modes = [(module, module.training) for module in model.modules()]  # some may be in eval mode already
     model.eval()
     with closing(task.test.stream(requests, seed=0)) as stream:
         for raw in stream:
             batch = feed.prepare(raw)
-            outputs: Tensor = model(batch.inputs)
-            score = scored(task.metric, outputs, batch.targets, batch.size).sum(dtype=torch.float64)
-            loss = task.loss(outputs, batch.targets).double() * batch.size
-            sums += torch.stack([score, loss]).cpu()
+            with feed.autocast():
+                outputs = call(model, batch.inputs)
+                score = scored(task.metric, outputs, batch.targets, batch.size).sum(dtype=torch.float64)
+                loss = task.loss(outputs, batch.targets)
+            total, weight = (loss.double() * batch.size, batch.size) if isinstance(loss, Tensor) else loss
+            found = (score, *(torch.as_tensor(value).to(score) for value in (total, weight)))
+            sums += torch.stack(found).cpu()
             feed.clock.switch(feed.clock.current)  # a sign of life: a long evaluation is not a hang
     for module, training in modes:
         module.training = training

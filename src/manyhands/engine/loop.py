@@ -7,7 +7,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from manyhands.callbacks.base import Callback
+from manyhands.core import formatting
 from manyhands.core.errors import DivergedError
 from manyhands.engine import bad_samples
 from manyhands.engine.feed import Feed, evaluate
@@ -33,6 +36,8 @@ class TrainingLoop:
     callbacks: list[Callback]
     save: Callable[[Position], None]
     asked_to_stop: Callable[[], bool]
+    asked_to_end: Callable[[], bool] = bool  # as if the budget were spent: a callback asks for it
+    keep_best: Callable[[dict[str, Tensor]], None] | None = None  # gets the tensors of the best model so far
     leads: bool  # this is rank 0, whose clock decides for all
     pauses: Pauses = field(default_factory=NoPauses)
     step_timer: StepTimer = field(init=False)
@@ -49,7 +54,7 @@ class TrainingLoop:
         leads = self.leads
         return Votes(
             stop=self.asked_to_stop(),
-            over=leads and (self.pauses.over or self._spent),
+            over=leads and (self.pauses.over or self._spent or self.asked_to_end()),
             save=leads and self.clock.seconds - self._saved >= self.spec.checkpoint_every,
         )
 
@@ -67,9 +72,32 @@ class TrainingLoop:
             position.samples >= self.feed.horizon(spec)
             or (spec.samples is not None and position.samples >= spec.samples)
             or votes.over
+            or self.patience_is_over(position)
         ):
             return "finished"
         return "interrupted" if votes.stop else None
+
+    def patience_is_over(self, position: Position) -> bool:
+        """Whether the last evaluations brought no better metric: as many as the spec allows."""
+        if self.spec.patience is None:
+            return False
+        scores = [point.get("metric") for point in position.curve]
+        best, since = None, 0
+        for score in scores:
+            if score is not None and (best is None or self.is_better(score, best)):
+                best, since = score, 0
+            else:
+                since += 1
+        return since >= self.spec.patience
+
+    def is_better(self, score: float, than: float) -> bool:
+        """Whether a metric is better than another, not only as good."""
+        return score != than and self.feed.task.metric.reached(score, than)
+
+    def is_best(self, position: Position, score: float) -> bool:
+        """Whether no evaluation before was as good as this one."""
+        best = position.best_metric
+        return math.isfinite(score) and (best is None or math.isnan(best) or self.is_better(score, best))
 
     def milestone(self, samples: int, size: int) -> bool:
         """Whether the last `size` samples crossed a multiple of `evaluate_every` epochs."""
@@ -156,9 +184,14 @@ class TrainingLoop:
         )
 
     def end_message(self, position: Position) -> str | None:
-        """The message of a run that has ended regularly: only where its metric is not a number."""
-        missing = position.curve and position.metric is None
-        return f"the metric {self.feed.task.metric.name} is not a number" if missing else None
+        """The message of a run that has ended regularly, if there is something to say."""
+        name = self.feed.task.metric.name
+        if position.curve and position.metric is None:
+            return f"the metric {name} is not a number"
+        if self.patience_is_over(position):
+            count = formatting.plural(self.spec.patience or 0, "evaluation")
+            return f"ended early: {count} without a better {name}"
+        return None
 
     def report_step(
         self,
@@ -242,5 +275,7 @@ class Trainer(TrainingLoop):
         seconds = self.clock.training_seconds
         with self.clock.phase("evaluation"), self.worker.consolidated():
             score, loss = evaluate(self.worker.model, self.feed, self.transport)
+            if self.keep_best is not None and self.leads and self.is_best(position, score):
+                self.keep_best(self.worker.model.state_dict())
         self.record_evaluation(position, score, loss, seconds)
         return loss

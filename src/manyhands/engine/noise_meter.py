@@ -8,7 +8,7 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from manyhands.data.base import Batch
+from manyhands.engine.compute_wrapper import ComputeWrapper
 from manyhands.records.record import Noise
 from manyhands.strategies.base import Compute, Norm
 from manyhands.transports.base import Transport
@@ -64,7 +65,7 @@ class NoiseScaleMeter:
         )
 
 
-class MeteredCompute(Compute):
+class MeteredCompute(ComputeWrapper):
     """A compute that measures gradients and changes nothing.
 
     Its hooks run before those of the strategy, which may move a gradient away at once.
@@ -73,9 +74,11 @@ class MeteredCompute(Compute):
     def __init__(
         self, inner: Compute, model: nn.Module, transport: Transport, noise_meter: NoiseScaleMeter
     ) -> None:
-        self._inner, self._transport, self._noise_meter = inner, transport, noise_meter
+        super().__init__(inner)
+        self._transport, self._noise_meter = transport, noise_meter
         self._norms: list[Tensor] = []
-        self._size, self._weight = 0, 0.0
+        self._size, self._weight, self._total = 0, 0.0, 0.0
+        self._counted: float | None = None
         # in this step: the small batch is running, has run, and the sum was measured
         self._small_runs = self._small_done = self._measured = False
         for parameter in model.parameters():
@@ -84,16 +87,25 @@ class MeteredCompute(Compute):
 
     def forward(self, model: nn.Module, batch: Batch, weight: float) -> Tensor:
         """Note the first micro-batch of a step: it is the small batch."""
-        if not self._small_done and not self._small_runs:
-            self._small_runs, self._size, self._weight = True, batch.size, weight
-        return self._inner.forward(model, batch, weight)
+        first = not self._small_done and not self._small_runs
+        if first:
+            self._small_runs, self._size = True, batch.size
+            self._total = batch.size / weight if weight else 0.0
+        loss = self._inner.forward(model, batch, weight)
+        counted = self._inner.take_weight()
+        if counted is not None:
+            self._counted = (self._counted or 0.0) + counted
+        if first:  # what its gradient must be divided by to be the mean over the small batch
+            self._weight = weight if counted is None else counted
+        return loss
 
-    def through(self, module: nn.Module, inputs: Tensor) -> Tensor:
-        return self._inner.through(module, inputs)
+    def take_weight(self) -> float | None:
+        counted, self._counted = self._counted, None
+        return counted
 
-    def backward(self, outputs: Tensor, gradient: Tensor | None = None) -> None:
+    def backward(self, outputs: Sequence[Tensor] | Tensor, gradients: Sequence[Tensor] | None = None) -> None:
         """Measure the first backward pass of a step."""
-        self._inner.backward(outputs, gradient)
+        self._inner.backward(outputs, gradients)
         self._small_runs, self._small_done = False, True
 
     def clip(self, parameters: Iterable[Tensor], bound: float, norm: Norm = get_total_norm) -> None:
@@ -103,13 +115,13 @@ class MeteredCompute(Compute):
         self._measured = True
         self._inner.clip(held, bound, norm)
 
-    def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
+    def update(self, optimizer: Optimizer, *, forget: bool = True, skip: bool = False) -> None:
         """Measure the sum of all gradients, or this worker's slice of it."""
         if not self._measured:
             self._measure(p for group in optimizer.param_groups for p in group["params"])
         self._small_done = self._measured = False
         self._norms.clear()
-        self._inner.update(optimizer, forget=forget)
+        self._inner.update(optimizer, forget=forget, skip=skip)
 
     def _measure_small(self, parameter: Tensor) -> None:
         if self._small_runs and parameter.grad is not None:
@@ -120,11 +132,11 @@ class MeteredCompute(Compute):
         squares = [_square(parameter.grad) for parameter in parameters if parameter.grad is not None]
         own = torch.zeros(5, dtype=torch.float64)
         own[3] = torch.stack(squares).sum() if squares else 0.0
-        if self._small_done:  # a worker may have no sample of a short batch
+        if self._small_done and self._weight:  # a worker may have no sample of a short batch
             small = torch.stack(self._norms).sum() if self._norms else torch.zeros(())
             own[0] = small / self._weight**2
             own[1], own[2] = 1 / self._size, 1
-            own[4] = self._size / self._weight
+            own[4] = self._total
         small, inverse, workers, big, total = self._transport.all_reduce(own).tolist()
         if workers:
             hosts = self._transport.across.size

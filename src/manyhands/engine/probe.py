@@ -5,44 +5,48 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 from manyhands.core.errors import InterruptedRunError
 from manyhands.core.rank_info import RankInfo
 from manyhands.core.signals import StopRequest
+from manyhands.data.generators import RandomStates
 from manyhands.devices.device import choose
 from manyhands.engine.context import RankContext, own_state, threads_of
 from manyhands.records.spec import RunSpec
 from manyhands.strategies.base import Votes
 from manyhands.tasks import find
+from manyhands.tasks.model_parts import batch_norms, switch_off_dropout
 
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 WARM_UP = 3  # steps that do not count: memory is allocated, kernels are chosen
 
 
 class Probe(NamedTuple):
-    """The result of a few steps: tensors, losses, and how many modules make models hard to compare."""
+    """The result of a few steps: tensors, losses, and what makes models hard to compare."""
 
     state: dict[str, Tensor]
     losses: list[float]
     batch_norms: int
-    dropouts: int
+    dropouts: int  # modules, which were switched off
+    called_dropout: bool = False  # also as a function, which was switched off too
+    drew: bool = False  # random numbers were drawn all the same
 
 
 def probe(info: RankInfo, spec: RunSpec, steps: int) -> Probe | None:
     """Make some steps without dropout; rank 0 returns the result."""
     with _context(info, spec) as context:
         model = context.worker.model
-        dropouts = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
-        for module in dropouts:
-            module.p = 0.0
-        norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        dropouts, norms = switch_off_dropout(model), batch_norms(model)
         losses = []
         context.begin()
-        with closing(context.feed.read(0)) as reader:
+        before = RandomStates.now()
+        with closing(context.feed.read(0)) as reader, _without_dropout() as called:
             for _ in range(steps):
                 batch = next(reader)
                 lr = context.schedule(context.position.samples)
@@ -51,7 +55,49 @@ def probe(info: RankInfo, spec: RunSpec, steps: int) -> Probe | None:
                 context.position.samples += batch.size
         # on the host, because the parent process may not have this device
         state = {n: tensor.detach().to("cpu", copy=True) for n, tensor in context.worker.state().items()}
-        return Probe(state, losses, len(norms), len(dropouts)) if info.rank == 0 else None
+        if info.rank:
+            return None
+        return Probe(state, losses, len(norms), dropouts, bool(called), not before.unchanged)
+
+
+@contextmanager
+def _without_dropout() -> Iterator[list[str]]:
+    """Let torch's functions for dropout drop nothing; inside, the list gets the names of those in use."""
+    called: list[str] = []
+
+    def kept(name: str) -> Callable[..., Tensor]:
+        def function(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+            if p and training:
+                called.append(name)
+            return input
+
+        return function
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        *rest: Any,
+        **more: Any,
+    ) -> Tensor:
+        if dropout_p:
+            called.append("scaled_dot_product_attention")
+        plain = own["scaled_dot_product_attention"]
+        found: Tensor = plain(query, key, value, attn_mask, 0.0, *rest, **more)
+        return found
+
+    replaced: dict[str, Any] = {name: kept(name) for name in _DROPOUTS}
+    replaced["scaled_dot_product_attention"] = attention
+    own = {name: getattr(functional, name) for name in replaced}
+    for name, function in replaced.items():
+        setattr(functional, name, function)
+    try:
+        yield called
+    finally:
+        for name, function in own.items():
+            setattr(functional, name, function)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from manyhands.engine.timing.step_timer import timeline
 from manyhands.records.phases import PAUSED, Span, training_phases
 from manyhands.records.record import Evaluation, RunRecord, Start, Status, StepTimes, WorkShare
 from manyhands.records.spec import RunSpec
+from manyhands.tasks.model_parts import batch_norms
 
 
 class RankReport(NamedTuple):
@@ -34,6 +35,7 @@ class RankReport(NamedTuple):
     step_times: StepTimes | None
     samples_per_second: float | None  # between its own steps, without the first
     traced: list[list[Span]]
+    skipped_steps: int = 0
 
 
 def describe_start(
@@ -84,6 +86,7 @@ def report_rank(
         step_times=step_timer.step_times,
         samples_per_second=step_timer.samples_per_second,
         traced=step_timer.traced,
+        skipped_steps=context.precision.skipped,
     )
 
 
@@ -163,14 +166,20 @@ def make_record(
         choices=context.choices,
         resumed=position.resumed,
         environment=machine,
+        skipped_steps=_skipped(start.spec, present),
         split_matters=random or _normalizes_shares(context.worker.model, start.spec),
     )
 
 
+def _skipped(spec: RunSpec, reports: Sequence[RankReport]) -> int:
+    """Steps whose update was skipped; workers that do not update together skip for themselves."""
+    apart = spec.traits.asynchronous or spec.traits.averaging
+    return sum(report.skipped_steps for report in reports) if apart else reports[0].skipped_steps
+
+
 def _normalizes_shares(model: nn.Module, spec: RunSpec) -> bool:
     """Whether a batch norm sees only a worker's share of each batch."""
-    norms = (isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    return not spec.sync_batchnorm and any(norms)
+    return not spec.sync_batchnorm and bool(batch_norms(model))
 
 
 def _throughput(

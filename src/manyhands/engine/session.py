@@ -11,16 +11,18 @@ import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import safetensors.torch
+from torch import Tensor
 
 from manyhands.callbacks.base import Callback
 from manyhands.callbacks.journal import Journal
 from manyhands.callbacks.relay import Relay
-from manyhands.core import environment
+from manyhands.core import environment, formatting
 from manyhands.core.atomic_files import write_atomically
 from manyhands.core.errors import DivergedError, InterruptedRunError, StorageError
-from manyhands.core.rank_info import RankInfo
+from manyhands.core.rank_info import ENOUGH, RankInfo
 from manyhands.core.signals import StopRequest
 from manyhands.devices import device
 from manyhands.engine.async_loop import AsyncTrainer
@@ -44,6 +46,8 @@ from manyhands.records.record import RunRecord, Start, Status
 from manyhands.records.run_folder import RunFolder
 from manyhands.strategies import STRATEGIES
 from manyhands.tasks import find
+
+SHOWN = 5  # names of parameters in a sentence
 
 
 def work(info: RankInfo, job: Job) -> RunRecord | None:
@@ -78,6 +82,8 @@ class Session:
             self.callbacks,
             self._save,
             lambda: self._signal is not None,
+            lambda: info.channel.stop == ENOUGH,
+            self._write_best if self.spec.keep_best else None,
             pauses_of(job, info.rank, self.clock, together=not self.context.asynchronous),
         )
         self.position = self._first_position()
@@ -116,7 +122,7 @@ class Session:
         with self.clock.phase("checkpoint"):
             self.journal.flush()
             if ending != "interrupted" and self.leads:
-                self._write_model()
+                self._write_tensors(self.folder.model, self.context.worker.model.state_dict())
         if ending != "interrupted":
             return self._finish(ending, self.trainer.end_message(self.position))
         number = self._signal or signal.SIGTERM
@@ -128,7 +134,7 @@ class Session:
 
     @property
     def _signal(self) -> int | None:
-        return self._stop.signal or self.info.channel.stop
+        return self._stop.signal or self.info.channel.stop or None  # ENOUGH is not a signal
 
     def _give_advice(self) -> None:
         """Notices about settings that often disappoint, and about what a strategy chose."""
@@ -139,8 +145,14 @@ class Session:
                 "that are already based on old parameters, and asynchrony itself acts like momentum; if the "
                 "loss does not fall, try --set recipe.momentum=0"
             )
+        if left_out := self.context.recipe.left_out:
+            count = formatting.plural(len(left_out), "parameter")
+            listed = ", ".join(left_out[:SHOWN]) + (", ..." if len(left_out) > SHOWN else "")
+            self._notify(f"the optimizer of the recipe does not get {count}, which will not change: {listed}")
         if "cut" in self.context.choices:
             self._notify(self.context.choices["cut"])
+        for note in self.context.data_notes:
+            self._notify(note)
 
     def _first_position(self) -> Position:
         """Where to begin: at zero, or at the last good checkpoint."""
@@ -163,6 +175,7 @@ class Session:
         position.resumed += 1
         self.context.worker.load_state(saved.tensors)
         restore_generators(saved, state, self.context)
+        self.context.precision.load_state(state.precision_of(self.info.rank))
         all_loaded(self.info, position.step)  # a resume that fails leaves the folder as it was
         if self.leads:
             self.folder.keep_steps(position.step)
@@ -178,28 +191,32 @@ class Session:
         self._training_memory = self._training_memory or hardware.most()  # a checkpoint takes more
         state = self.context.worker.state()  # all ranks put it together, rank 0 writes it
         # asynchronous runs are not repeatable, and only rank 0 comes here
-        own = random_state(hardware)
-        generators = [own] if self.context.asynchronous else self.info.channel.exchange(own)
+        own = (*random_state(hardware), self.context.precision.state())
+        ranks = [own] if self.context.asynchronous else self.info.channel.exchange(own)
         if not self.leads:
             return
         tensors = {
             random_name(name, rank): tensor
-            for rank, (held, _) in enumerate(generators)
+            for rank, (held, _, _) in enumerate(ranks)
             for name, tensor in held.items()
         }
         plain_state = {
             "position": asdict(position),
             "clock": self.clock.totals,
-            "random": [numbers for _, numbers in generators],
-            "optimizer": self.context.recipe.optimizer,
+            "random": [numbers for _, numbers, _ in ranks],
+            "optimizer": self.context.recipe.saved_as,
         }
+        if any(precision for *_, precision in ranks):
+            plain_state["precision"] = [precision for *_, precision in ranks]
         self.checkpoints.save(position.step, {**plainly_named(state), **tensors}, plain_state)
 
-    def _write_model(self) -> None:
-        tensors = separate(plainly_named(self.context.worker.model.state_dict()))
+    def _write_best(self, tensors: dict[str, Tensor]) -> None:
+        self._write_tensors(self.folder.best, tensors)
+
+    def _write_tensors(self, file: Path, tensors: dict[str, Tensor]) -> None:
         # one entry, because safetensors writes several in any order: the same run is the same file
         metadata = {"manyhands": json.dumps({"task": self.context.task.name, "run": self.spec.id})}
-        write_atomically(self.folder.model, safetensors.torch.save(tensors, metadata))
+        write_atomically(file, safetensors.torch.save(separate(plainly_named(tensors)), metadata))
 
     def _random_state(self) -> tuple[bytes, str]:
         """The state of the generators: it changes where a model or its data draw random numbers."""
@@ -235,6 +252,8 @@ def make_trainer(
     callbacks: list[Callback],
     save: Callable[[Position], None],
     asked_to_stop: Callable[[], bool],
+    asked_to_end: Callable[[], bool],
+    keep_best: Callable[[dict[str, Tensor]], None] | None,
     pauses: Pauses,
 ) -> Trainer | AsyncTrainer:
     """The loop of the context's strategy: workers step together, or they do not."""
@@ -256,6 +275,8 @@ def make_trainer(
         callbacks=callbacks,
         save=save,
         asked_to_stop=asked_to_stop,
+        asked_to_end=asked_to_end,
+        keep_best=keep_best,
         leads=context.info.rank == 0,
         pauses=pauses,
         noise_meter=context.noise_meter,

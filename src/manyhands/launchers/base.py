@@ -27,6 +27,7 @@ class SupervisionOptions:
     expendable: frozenset[int] = frozenset()  # ranks that may be lost after they have started ...
     min_remaining: int = 1  # ... while at least this many of them are left
     max_replacements: int = 0  # how many lost workers are replaced, if the launcher can
+    enough: Callable[[], bool] = lambda: False  # whether the work may end: `channel.stop` becomes ENOUGH
     on_lost: Callable[[int, str], None] = ignore  # gets the rank of each lost worker, and a sentence about it
 
 

@@ -35,7 +35,9 @@ class InlineLauncher:
         """
         if workers != 1:
             raise UsageError(f"the inline launcher runs 1 worker, not {workers}")
-        return [function(RankInfo(channel=NullChannel(supervision.on_message)), *arguments)]
+        return [
+            function(RankInfo(channel=NullChannel(supervision.on_message, supervision.enough)), *arguments)
+        ]
 
     def executor(self, workers: int) -> Executor:
         """An executor whose calls are done when `submit` returns."""

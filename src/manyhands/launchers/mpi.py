@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from manyhands.core.addresses import is_loopback, source
+from manyhands.core.environment import READ_BY_TORCH
 from manyhands.core.errors import UsageError, WorkerFailedError
 from manyhands.launchers.base import DEFAULT_SUPERVISION, SupervisionOptions
 from manyhands.launchers.control.handshake import new_key
@@ -143,7 +144,9 @@ class MpiProcesses:
         command = [self._mpirun, "-n", str(len(ranks)), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
         command += ["--host", self._hosts] if self._hosts else []
         command += ["--continuous"] if self.can_kill_alone else []
-        for variable in (VARIABLE, "PYTHONPATH"):  # by name only: every user can read a command line
+        read_by_torch = [name for name in READ_BY_TORCH if name in os.environ]
+        # by name only: every user can read a command line
+        for variable in (VARIABLE, "PYTHONPATH", *read_by_torch):
             command += ["-x", variable]
         command += [sys.executable, "-P", "-m", "manyhands.launchers.processes.worker_main"]
         environ = {

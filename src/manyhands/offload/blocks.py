@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.core.errors import UsageError
+from manyhands.data import trees
+from manyhands.data.call import call
+from manyhands.data.trees import Layout, Tree
 from manyhands.devices.device import of
 
 ROUNDS = 3  # measurements, of which the shortest counts
@@ -27,6 +31,7 @@ class Cost(NamedTuple):
     copying: float  # seconds to copy the outputs
     parameters: int  # elements
     alone: bool  # false if its inputs are changed in place, by it or later: no stage can begin with it
+    layout: Layout | None = None  # of the outputs, if they can be sent to another process
 
     @property
     def seconds(self) -> float:
@@ -59,6 +64,27 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     )
 
 
+def enter(model: nn.Module, first: nn.Module, inputs: Tree) -> Tree:
+    """Call the first block of a model with the inputs of the model.
+
+    A sequence passes its inputs on to its first member as they are. Otherwise the first block takes a dict or
+    a tuple as the model does. Every later block gets what the one before returned, as in a sequence.
+    """
+    return first(inputs) if type(model).forward is nn.Sequential.forward else call(first, inputs)
+
+
+class Entered(nn.Module):
+    """The first block of a model as a module that takes the inputs of the model as one argument."""
+
+    def __init__(self, model: nn.Module, first: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self._model = (model,)  # in a tuple, so that it is not a member
+
+    def forward(self, inputs: Tree) -> Tree:
+        return enter(self._model[0], self.first, inputs)
+
+
 def joined(blocks: Sequence[nn.Module]) -> set[int]:
     """The blocks (by index) with which no stage can begin, because blocks around it share a parameter."""
     users: dict[int, list[int]] = {}
@@ -68,23 +94,23 @@ def joined(blocks: Sequence[nn.Module]) -> set[int]:
     return {border for numbers in users.values() for border in range(min(numbers) + 1, max(numbers) + 1)}
 
 
-def measure(model: nn.Module, inputs: Tensor, rounds: int = ROUNDS) -> list[Cost]:
+def measure(model: nn.Module, inputs: Tree, rounds: int = ROUNDS) -> list[Cost]:
     """Measure each block with the outputs of the one before it. The model and random states do not change.
 
     Raises an error if the composition of the blocks is not the model.
     """
     blocks = blocks_of(model)
-    devices = [inputs.device] if inputs.is_cuda else []
+    devices = {tensor.device for tensor in trees.tensors(inputs) if tensor.is_cuda}
     with torch.random.fork_rng(devices=devices):
         _check_composition(model, blocks, inputs)
         costs, views = [], []
-        inputs = (
-            inputs.detach()
-        )  # without their gradient, the backward of the first layer takes half the time
+        # without their gradient, the backward of the first layer takes half the time
+        inputs = trees.mapped(Tensor.detach, inputs)
         for number, block in enumerate(blocks):
             # a copy, so that neither gradients nor running statistics of the model change
-            name = f"{number} {type(block).__name__}"
-            cost, inputs, view = _measure(name, copy.deepcopy(block), inputs, rounds)
+            name, copied = f"{number} {type(block).__name__}", copy.deepcopy(block)
+            run = nn.Module.__call__ if number else partial(enter, model)
+            cost, inputs, view = _measure(name, copied, run, inputs, rounds)
             costs.append(cost)
             views.append(view)
     for number in reversed(range(len(blocks) - 1)):
@@ -93,21 +119,22 @@ def measure(model: nn.Module, inputs: Tensor, rounds: int = ROUNDS) -> list[Cost
     return costs
 
 
-def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Tensor) -> None:
+def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Tree) -> None:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
-            whole = model(inputs[:2].clone())  # a first block may overwrite its inputs
-            parts = inputs[:2].clone()
+            few = trees.rows(inputs, slice(0, 2))
+            whole = call(model, trees.mapped(Tensor.clone, few))  # a first block may overwrite its inputs
+            parts = trees.mapped(Tensor.clone, few)
             for number, block in enumerate(blocks):
-                parts = block(parts)
-                if not isinstance(parts, Tensor):
+                parts = block(parts) if number else enter(model, block, parts)
+                if not trees.tensors(parts):
                     raise UsageError(
                         f"block {number} ({type(block).__name__}) returns a {type(parts).__name__}: "
-                        "blocks must return one tensor"
+                        "blocks must return tensors"
                     )
-            if whole.shape != parts.shape or not torch.equal(whole, parts):
+            if not trees.equal(whole, parts):
                 raise UsageError(
                     f"the blocks of {type(model).__name__} in sequence do not give the outputs of the model"
                 )
@@ -116,15 +143,16 @@ def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Te
             module.training = training
 
 
-def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[Cost, Tensor, bool]:
+def _measure(
+    name: str, block: nn.Module, run: Callable[[nn.Module, Tree], Tree], inputs: Tree, rounds: int
+) -> tuple[Cost, Tree, bool]:
     """The cost of a block, its outputs, and whether they share the memory of its inputs."""
     held = {p.untyped_storage().data_ptr() for p in (*block.parameters(), *block.buffers())}
     alone, forwards, backwards, copies = True, [], [], []
     outputs, saved, view = inputs, 0, False
     for number in range(rounds + 1):
         # the first round allocates memory, chooses kernels, and shows whether a stage could begin here
-        wanted = inputs.requires_grad or (number == 0 and inputs.is_floating_point())
-        leaf = inputs.detach().clone().requires_grad_(wanted)
+        leaf = trees.mapped(lambda t, first=number == 0: _leaf(t, first), inputs)  # type: ignore[misc]
         kept: dict[int, int] = {}
 
         def pack(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
@@ -137,25 +165,27 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
         since = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             try:
-                outputs = block(leaf if alone else leaf.clone())
+                outputs = run(block, leaf if alone else trees.mapped(Tensor.clone, leaf))
             except RuntimeError as error:
                 if "in-place" not in str(error) or not alone:
                     raise
                 alone = False
-                outputs = block(leaf.clone())
+                outputs = run(block, trees.mapped(Tensor.clone, leaf))
         _finish(inputs)
         forwards.append(time.perf_counter() - since)
-        view = outputs.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
+        view = bool(_storages(outputs) & _storages(leaf))
         saved = sum(kept.values())
-        copied = torch.empty_like(outputs)
+        held_outputs = trees.tensors(outputs)
+        copied = [torch.empty_like(tensor) for tensor in held_outputs]
         since = time.perf_counter()
-        copied.copy_(outputs.detach())
+        for copy_, tensor in zip(copied, held_outputs, strict=True):
+            copy_.copy_(tensor.detach())
         _finish(inputs)
         copies.append(time.perf_counter() - since)
-        if outputs.requires_grad:
-            gradient = torch.ones_like(outputs)
+        if trained := [tensor for tensor in held_outputs if tensor.requires_grad]:
+            gradients = [torch.ones_like(tensor) for tensor in trained]
             since = time.perf_counter()
-            outputs.backward(gradient)
+            torch.autograd.backward(trained, gradients)
             _finish(inputs)
             backwards.append(time.perf_counter() - since)
     cost = Cost(
@@ -163,13 +193,24 @@ def _measure(name: str, block: nn.Module, inputs: Tensor, rounds: int) -> tuple[
         min(forwards[1:]),
         min(backwards[1:], default=0.0),
         saved,
-        outputs.nbytes,
+        sum(tensor.nbytes for tensor in trees.tensors(outputs)),
         min(copies[1:]),
         sum(parameter.numel() for parameter in block.parameters()),
         alone,
+        Layout.of(outputs),
     )
-    return cost, outputs.detach().requires_grad_(outputs.requires_grad), view
+    return cost, trees.mapped(lambda t: t.detach().requires_grad_(t.requires_grad), outputs), view
 
 
-def _finish(tensor: Tensor) -> None:
-    of(tensor.device).synchronize()
+def _leaf(tensor: Tensor, first: bool) -> Tensor:
+    wanted = tensor.requires_grad or (first and tensor.is_floating_point())
+    return tensor.detach().clone().requires_grad_(wanted)
+
+
+def _storages(tree: Tree) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in trees.tensors(tree)}
+
+
+def _finish(tree: Tree) -> None:
+    for device in {tensor.device for tensor in trees.tensors(tree)}:
+        of(device).synchronize()

@@ -18,6 +18,9 @@ from torch.nn.modules.conv import _ConvNd
 from manyhands.core import formatting
 from manyhands.core.allocator import returned_memory
 from manyhands.core.errors import UsageError
+from manyhands.data import trees
+from manyhands.data.call import call
+from manyhands.data.trees import Tree
 from manyhands.devices.device import HOST, Device
 from manyhands.offload import budget, memory_plan, profile
 from manyhands.offload.activation_store import ActivationStore, DiskStore
@@ -34,7 +37,7 @@ class ModulePlan:
     """How one module is run: its units, grouped into segments."""
 
     def __init__(self, units: list[nn.Module], segments: tuple[Segment, ...], size: int, ahead: int) -> None:
-        self.size, self.ahead = size, ahead  # elements of the inputs it was made for
+        self.size, self.ahead = size, ahead  # bytes of the inputs it was made for
         self.parts: list[tuple[Segment, nn.Module]] = [
             (segment, units[segment.start] if segment.stop == segment.start + 1 else nn.Sequential(*part))
             for segment in segments
@@ -69,17 +72,16 @@ class Offload:
         self._others = budget.OtherMemory(memory, optimizer_state, device)
         self._open = ExitStack()
 
-    def run(self, module: nn.Module, inputs: Tensor) -> Tensor:
+    def run(self, module: nn.Module, inputs: Tree) -> Tree:
         """The module's outputs."""
         if self._mode == "none" or not torch.is_grad_enabled():
-            outputs: Tensor = module(inputs)
-            return outputs
+            return call(module, inputs)
         plan = self._plans.get(module)
-        if plan is None or inputs.numel() > plan.size or self._outdated(module):
+        if plan is None or _nbytes(inputs) > plan.size or self._outdated(module):
             plan = self._plans[module] = self._choose(module, inputs)
         store = self._store
         assert store is not None
-        held = (*module.parameters(), *module.buffers(), inputs)
+        held = (*module.parameters(), *module.buffers(), *trees.tensors(inputs))
         conv = self._mode == "conv"
         log = SavedTensorLog(store, held, moving=not conv, promote=conv, ahead=plan.ahead)
         self._logs.add(log)
@@ -110,15 +112,15 @@ class Offload:
             }
             self._open.close()
 
-    def _run_parts(self, plan: ModulePlan, log: SavedTensorLog, tensor: Tensor, *, steer: bool) -> Tensor:
+    def _run_parts(self, plan: ModulePlan, log: SavedTensorLog, tree: Tree, *, steer: bool) -> Tree:
         for segment, part in plan.parts:
             if steer:
                 log.moving = segment.moves
-            # no other variable refers to the tensor, so that it is freed as soon as it is moved
-            tensor = recomputed(part, tensor) if segment.how == "recompute" else part(tensor)
-        return tensor
+            # no other variable refers to the tensors, so that each is freed as soon as it is moved
+            tree = recomputed(part, tree) if segment.how == "recompute" else part(tree)
+        return tree
 
-    def _choose(self, module: nn.Module, inputs: Tensor) -> ModulePlan:
+    def _choose(self, module: nn.Module, inputs: Tree) -> ModulePlan:
         if self._store is None:
             pinned = self._device.memory_of == "device"  # then main memory is faster than a disk
             self._store = PinnedStore(self._device) if pinned else DiskStore(self._folder)
@@ -126,7 +128,7 @@ class Offload:
             self._open.enter_context(
                 returned_memory()
             )  # memory that is kept for the next step would not be saved
-        units = profile.units_of(module)
+        units = profile.units_of(module, several_inputs=not isinstance(inputs, Tensor))
         if self._mode != "auto":
             how = tuple(Segment(number, number + 1, "move", True) for number in range(len(units)))
             self._choices["offload"] = {"mode": self._mode}
@@ -134,9 +136,9 @@ class Offload:
             moves = [self._mode == "all" or isinstance(unit, _ConvNd) for unit in units]
             sizes = profile.sizes(units, inputs) or []
             self._store.reserve(sum(unit.touched for unit, moved in zip(sizes, moves, strict=False) if moved))
-            return ModulePlan(units, how, inputs.numel(), AHEAD)
+            return ModulePlan(units, how, _nbytes(inputs), AHEAD)
         measured = self._profiles.get(module)
-        if measured is None or inputs.numel() > self._plans[module].size:
+        if measured is None or _nbytes(inputs) > self._plans[module].size:
             measured = self._profiles[module] = profile.timed(units, inputs)
         if self._speed is None:
             self._speed = budget.probe(self._store)
@@ -145,7 +147,7 @@ class Offload:
         self._store.reserve(chosen.moved)
         self._store.in_flight = chosen.ahead
         self._record(measured, chosen)
-        return ModulePlan(units, chosen.segments, inputs.numel(), chosen.ahead)
+        return ModulePlan(units, chosen.segments, _nbytes(inputs), chosen.ahead)
 
     def _plan(self, units: list[profile.Unit]) -> Plan:
         assert self._speed is not None
@@ -189,6 +191,10 @@ class Offload:
             "write_bytes_a_second": round(self._speed.write),
             "read_bytes_a_second": round(self._speed.read),
         }
+
+
+def _nbytes(tree: Tree) -> int:
+    return sum(tensor.nbytes for tensor in trees.tensors(tree))
 
 
 @contextmanager

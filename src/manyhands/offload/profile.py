@@ -11,7 +11,9 @@ from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from manyhands.core.errors import UsageError
-from manyhands.offload.blocks import blocks_of, measure
+from manyhands.data import trees
+from manyhands.data.trees import Tree
+from manyhands.offload.blocks import Entered, blocks_of, measure
 
 
 class Unit(NamedTuple):
@@ -46,11 +48,18 @@ class Unit(NamedTuple):
         return self._replace(work=max(0, both - self.at_once))
 
 
-def units_of(module: nn.Module) -> list[nn.Module]:
+def units_of(module: nn.Module, *, several_inputs: bool = False) -> list[nn.Module]:
     """The smallest modules whose composition is the module. One that cannot be divided is one unit.
 
-    They are called one after the other, so that no outer module holds their inputs.
+    They are called one after the other, so that no outer module holds their inputs. With `several_inputs` the
+    first block is not divided: it takes them as the module does.
     """
+    if several_inputs:
+        try:
+            first, *others = [module] if _hooked(module) else blocks_of(module)
+        except UsageError:
+            first, others = module, []
+        return [Entered(module, first), *(unit for block in others for unit in units_of(block))]
     if _hooked(module):
         return [module]
     if type(module) is nn.Sequential and len(module):
@@ -66,7 +75,7 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit] | None:
+def sizes(units: Sequence[nn.Module], inputs: Tree) -> list[Unit] | None:
     """What each unit would save, found by calling it with meta tensors.
 
     None if that is not possible, because a model reads the values of a tensor.
@@ -77,23 +86,29 @@ def sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit] | None:
         return None
 
 
-def _sizes(units: Sequence[nn.Module], inputs: Tensor) -> list[Unit]:
+def _sizes(units: Sequence[nn.Module], inputs: Tree) -> list[Unit]:
     found = []
-    tensor = inputs.to("meta")
-    if inputs.requires_grad:
-        tensor = tensor.requires_grad_() * 1  # an in-place unit may not change a leaf
+    tree = trees.mapped(_meta_input, inputs)
     with torch.random.fork_rng(devices=[]):
         for module in units:
-            unit, tensor = _size(module, tensor)
+            unit, tree = _size(module, tree)
             found.append(unit)
     # the caller holds the first inputs anyway, and seldom needs their gradient
-    return [found[0]._replace(inputs=found[0].inputs if inputs.requires_grad else 0), *found[1:]]
+    wanted = any(tensor.requires_grad for tensor in trees.tensors(inputs))
+    return [found[0]._replace(inputs=found[0].inputs if wanted else 0), *found[1:]]
 
 
-def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
+def _meta_input(tensor: Tensor) -> Tensor:
+    meta = tensor.to("meta")
+    return (
+        meta.requires_grad_() * 1 if tensor.requires_grad else meta
+    )  # a unit may not change a leaf in place
+
+
+def _size(module: nn.Module, inputs: Tree) -> tuple[Unit, Tree]:
     state: dict[str, Tensor] = {name: _meta(p) for name, p in module.named_parameters()}
     state |= {name: _meta(b) for name, b in module.named_buffers()}
-    before = inputs.untyped_storage()._cdata
+    before = {tensor.untyped_storage()._cdata for tensor in trees.tensors(inputs)}
     own = {tensor.untyped_storage()._cdata for tensor in state.values()}
     saved: dict[int, Tensor] = {}  # references, so that the ids of storages are not reused
 
@@ -104,19 +119,18 @@ def _size(module: nn.Module, inputs: Tensor) -> tuple[Unit, Tensor]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs: Any = functional_call(module, state, (inputs,))
-    if not isinstance(outputs, Tensor):
-        raise UsageError(f"a {type(module).__name__} returns a {type(outputs).__name__}, not one tensor")
-    after = outputs.untyped_storage()._cdata
-    others = sum(t.untyped_storage().nbytes() for n, t in saved.items() if n not in (before, after))
-    gradients = inputs.nbytes + outputs.nbytes
+    after = {tensor.untyped_storage()._cdata for tensor in trees.tensors(outputs)}
+    others = sum(t.untyped_storage().nbytes() for n, t in saved.items() if n not in before | after)
+    received, made = (sum(tensor.nbytes for tensor in trees.tensors(tree)) for tree in (inputs, outputs))
+    gradients = received + made
     # oneDNN copies the inputs and outputs of a convolution into its own layout
     kernels = gradients if any(isinstance(member, _ConvNd) for member in module.modules()) else 0
     unit = Unit(
-        inputs.nbytes,
-        outputs.nbytes,
+        received,
+        made,
         others,
-        before in saved,
-        after in saved,
+        not before.isdisjoint(saved),
+        not after.isdisjoint(saved),
         before == after,
         gradients + kernels,
         largest=max((tensor.untyped_storage().nbytes() for tensor in saved.values()), default=0),
@@ -128,11 +142,13 @@ def _meta(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
 
-def timed(units: Sequence[nn.Module], inputs: Tensor, share: int = 4) -> list[Unit]:
+def timed(units: Sequence[nn.Module], inputs: Tree, share: int = 4) -> list[Unit]:
     """The units with their times, measured with a part of the samples to save memory."""
-    few = max(min(2, len(inputs)), len(inputs) // share)  # a batch norm needs two
-    costs = measure(nn.Sequential(*units), inputs.detach()[:few], rounds=1)
-    scale = len(inputs) / few
+    size = trees.size(inputs)
+    few = max(min(2, size), size // share)  # a batch norm needs two
+    part = trees.rows(trees.mapped(Tensor.detach, inputs), slice(0, few))
+    costs = measure(nn.Sequential(*units), part, rounds=1)
+    scale = size / few
     found = sizes(units, inputs)
     if found is None:  # use the measured sizes; what two units save is counted twice
         found, before = [], 0

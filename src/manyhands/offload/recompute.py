@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from manyhands.data.trees import Tree
 
-def recomputed(module: nn.Module, inputs: Tensor) -> Tensor:
+
+def recomputed(module: nn.Module, inputs: Tree) -> Tree:
     """The outputs of a module. autograd only saves its inputs, and dropout draws the same masks again."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(module)
 
-    outputs: Tensor = checkpoint(module, inputs, use_reentrant=False, context_fn=contexts)
-    return outputs
+    return checkpoint(module, inputs, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager

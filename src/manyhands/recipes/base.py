@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from manyhands.core.errors import UsageError, shown, unknown
-from manyhands.recipes.lr_schedule import Decay, Schedule
+from manyhands.recipes.lr_schedule import Decay, LearningRate, OwnSchedule, Schedule
 
-OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb"]
+Scope = Literal["elements", "parameters", "model"]  # what an optimizer must see at a time for its update
+
+# those of torch.optim, and two of ours
+OptimizerName = Literal[
+    "sgd", "adam", "adamw", "adadelta", "adafactor", "adagrad", "adamax", "asgd", "muon", "nadam", "radam",
+    "rmsprop", "rprop", "lars", "lamb",
+]  # fmt: skip
 Scaling = Literal["linear", "sqrt", "none"]
 WarmupFrom = Literal["reference", "zero"]
 
 LARGEST = 1e300  # products of larger numbers would overflow
 WITH_MOMENTUM = ("sgd", "lars")  # optimizers that use `momentum`
+WHOLE = ("adafactor", "muon")  # those that need whole parameters; the others treat each element by itself
+# what they keep once per parameter, whatever its shape
+SCALARS = {"step": "tensor", "mu_product": "tensor", "eta": "tensor", "mu": "tensor"}
 REFERENCE_BATCH = 256  # the batch that a recipe's `lr` is for: one server of eight GPUs in Goyal et al.
 
 
@@ -25,8 +34,10 @@ class Recipe:
     """The optimizer and how its learning rate follows from the batch: plain values that can be recorded.
 
     `lr` is the learning rate for a batch of 256, `warmup` is in epochs, `milestones` are fractions of the
-    run. `momentum` is for sgd and lars, `nesterov` for sgd, the betas for adam, adamw and lamb, `coefficient`
-    for lars, `clamp` for lamb. `clip` limits the norm of the whole gradient; the strategy applies it.
+    run. `momentum` is for sgd and lars, `nesterov` for sgd, the betas for adam, adamw, adamax, nadam, radam
+    and lamb, `coefficient` for lars, `clamp` for lamb. `clip` limits the norm of the whole gradient; the
+    strategy applies it. What else an optimizer of torch has stays at torch's default. With `own_schedule` the
+    learning rate is what a function of the user's says.
     """
 
     name: str
@@ -46,6 +57,7 @@ class Recipe:
     coefficient: float = 0.001
     clamp: float | None = None
     clip: float | None = None
+    own_schedule: OwnSchedule | None = None
 
     def __post_init__(self) -> None:
         _choice("optimizer", self.optimizer, OptimizerName)
@@ -59,12 +71,36 @@ class Recipe:
         _number("warmup", self.warmup, lambda value: value >= 0, "0 or a positive number of epochs")
         _number("factor", self.factor, lambda value: 0 < value <= 1, "above 0 and at most 1")
         _number("coefficient", self.coefficient, _positive, "a positive number")
-        for name in ("clamp", "clip"):
-            if (value := getattr(self, name)) is not None:
-                _number(name, value, _positive, "a positive number or none")
+        if self.clamp is not None:
+            _number("clamp", self.clamp, _positive, "a positive number or none")
+        check_clip(self.clip)
         if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
             raise UsageError(f"nesterov needs a momentum above 0, got {shown(self.momentum)}")
         object.__setattr__(self, "milestones", _fractions(self.milestones))
+
+    @property
+    def scope(self) -> Scope:
+        """What the optimizer must see at a time: see optimizer_trials.py."""
+        return "parameters" if self.optimizer in WHOLE else "elements"
+
+    @property
+    def scalars(self) -> Mapping[str, str]:
+        """What the optimizer keeps once per parameter."""
+        return SCALARS
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Parameters that the optimizer does not get: none."""
+        return ()
+
+    @property
+    def saved_as(self) -> str:
+        """The optimizer's name in a checkpoint."""
+        return self.optimizer
+
+    def bound(self, parameters: object, batch: int) -> Recipe:
+        """The recipe for a model: nothing in it depends on one."""
+        return self
 
     def peak(self, batch: int) -> float:
         """The learning rate for this batch: where warm-up ends and decay begins."""
@@ -74,13 +110,13 @@ class Recipe:
             return self.lr * math.sqrt(batch / REFERENCE_BATCH)
         return self.lr
 
-    def schedule(self, batch: int, epoch: int, horizon: int) -> Schedule:
+    def schedule(self, batch: int, epoch: int, horizon: int) -> LearningRate:
         """The learning rate over a run of `horizon` samples whose epochs have `epoch` samples.
 
         A warm-up longer than the run is shortened to the run. If the peak is not above the start, there is
         no warm-up.
         """
-        return Schedule(
+        return self.own_schedule or Schedule(
             start=self._start,
             peak=self.peak(batch),
             warmup=round(min(self.warmup * epoch, horizon)) if self._warms_up(batch) else 0,
@@ -97,13 +133,18 @@ class Recipe:
         With `horizon`, the warm-up is at most as long as the run. `where` replaces `at batch 64`, for updates
         that use only a part of the batch.
         """
-        lr = self._scaled(batch, where or f"at batch {batch:,}")
-        parts = [self.optimizer, ", ".join([lr, *self._course(batch, epoch, horizon)]), *self._extras()]
-        return " · ".join(parts)
+        lr = ", ".join(
+            [self._scaled(batch, where or f"at batch {batch:,}"), *self._course(batch, epoch, horizon)]
+        )
+        if self.own_schedule is not None:
+            lr = self.own_schedule.describe()
+        return " · ".join([self.optimizer, lr, *self._extras()])
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, ready for JSON."""
-        return {**asdict(self), "milestones": list(self.milestones)}
+        found = {name: value for name, value in vars(self).items() if name != "own_schedule"}
+        named = {"schedule": self.own_schedule.name} if self.own_schedule is not None else {}
+        return {**found, "milestones": list(self.milestones), **named}
 
     @property
     def _start(self) -> float:
@@ -139,6 +180,12 @@ class Recipe:
         if self.clip is not None:
             parts.append(f"clip {_plain(self.clip)}")
         return parts
+
+
+def check_clip(clip: Any) -> None:
+    """Refuse a bound for the norm of gradients that is not one."""
+    if clip is not None:
+        _number("clip", clip, _positive, "a positive number or none")
 
 
 def _plain(value: float) -> str:

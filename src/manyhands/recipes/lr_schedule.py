@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.records.user_names import short_name
+
+LearningRate = Callable[[int], float]
+"""From samples seen to a learning rate."""
 
 Decay = Literal["none", "step", "cosine"]
 
@@ -50,3 +57,49 @@ class Schedule:
             done = (seen - self.warmup) / (self.horizon - self.warmup)
             return 0.5 * (1.0 + math.cos(math.pi * done))
         return 1.0
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same learning rate always."""
+
+    lr: float
+
+    def __call__(self, samples: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class OwnSchedule:
+    """A function of the user's, whose answers are checked."""
+
+    name: str
+    function: Callable[[int], Any]
+
+    def __call__(self, samples: int) -> float:
+        """The learning rate after this many samples: a number of at least 0."""
+        found = self.function(samples)
+        try:
+            lr = float(found)
+        except (TypeError, ValueError):
+            lr = math.nan
+        if not (lr >= 0 and math.isfinite(lr)):
+            raise ManyhandsError(
+                f"the schedule {self.name} returns {found!r:.60} after {samples:,} samples, not a learning "
+                "rate: it must be a number of at least 0"
+            )
+        return lr
+
+    def check(self, epoch: int) -> None:
+        """Refuse a function that does not work at the beginning and after an epoch of so many samples."""
+        try:
+            self(0)
+            self(epoch)
+        except Exception as error:
+            why = str(error) if isinstance(error, ManyhandsError) else f"{type(error).__name__}: {error}"
+            begin = "" if isinstance(error, ManyhandsError) else f"the schedule {self.name} fails: "
+            raise UsageError(f"{begin}{why}") from error
+
+    def describe(self) -> str:
+        """What is said of the learning rate: `lr from mine, 0.1 at the start`."""
+        return f"lr from {short_name(self.name)}, {self(0):.4g} at the start"

@@ -7,13 +7,21 @@ from typing import Literal
 from manyhands.recipes.base import Recipe, Scaling
 from manyhands.recipes.lr_schedule import Decay
 
-Plain = Literal["sgd", "adam", "adamw"]
+Plain = Literal[
+    "sgd", "adam", "adamw", "adadelta", "adafactor", "adagrad", "adamax", "asgd", "muon", "nadam", "radam",
+    "rmsprop", "rprop",
+]  # fmt: skip
 
 # Learning rates at a batch of 256.
 # sgd: Goyal et al. 2017. adam, adamw: Kingma and Ba 2015, and torch's own default.
 # lars: a peak of 10 at batch 8192, as MLPerf's ResNet-50 has it, is 0.31 at 256; SimCLR uses 0.3 * batch/256.
 # lamb: You et al. 2019 train ResNet-50 at 4/(2^3 * 100) at batch 512 and scale by the square root.
-LEARNING_RATES = {"sgd": 0.1, "adam": 1e-3, "adamw": 1e-3, "lars": 0.3, "lamb": 0.0035}
+# The others have torch's own defaults.
+LEARNING_RATES = {
+    "sgd": 0.1, "adam": 1e-3, "adamw": 1e-3, "lars": 0.3, "lamb": 0.0035,
+    "adadelta": 1.0, "adafactor": 0.01, "adagrad": 0.01, "adamax": 2e-3, "asgd": 0.01, "muon": 1e-3,
+    "nadam": 2e-3, "radam": 1e-3, "rmsprop": 0.01, "rprop": 0.01,
+}  # fmt: skip
 
 GOYAL = (1 / 3, 2 / 3, 8 / 9)  # epochs 30, 60 and 80 of 90
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from manyhands.core import formatting
 from manyhands.core.environment import Environment
+from manyhands.core.errors import UsageError
 from manyhands.records.phases import ASIDE, Span, training_phases
 from manyhands.records.spec import RunSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 Status = Literal["finished", "target", "interrupted", "diverged"]
@@ -208,6 +216,7 @@ class RunRecord(BaseModel):
     # whether dividing a batch over workers changes what is learned: dropout, or batch norm that is not
     # synchronized; None in old records
     split_matters: bool | None = None
+    skipped_steps: int = 0  # without an update, because gradients overflowed: with precision fp16
     cell: str | None = None  # the key of its cell, in a study
     paired: bool = False  # its speed was measured in blocks next to those of a baseline: see Results.blocks
     label: str = ""  # of its cell
@@ -248,6 +257,79 @@ class RunRecord(BaseModel):
     def reached(self) -> bool:
         """Whether an evaluation reached the target."""
         return self.target_samples is not None
+
+    # ---- for people, in a program or a notebook
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.run)
+
+    def history(self) -> list[StepRecord]:
+        """Every step of the run, from its folder."""
+        found: list[StepRecord] = _of_room("records.run_folder", "RunFolder")(self.folder).steps()
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """Return the evaluations as a pandas data frame, one row each."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise UsageError("a data frame needs pandas: pip install 'manyhands[notebook]'") from None
+        return pd.DataFrame([point.model_dump() for point in self.curve])
+
+    def chart(self, name: str | None = None) -> Any:
+        """Return a chart of the run, which a notebook displays; by default its learning curve."""
+        return _of_room("report.notebook", "chart_of")(self.folder, name)
+
+    def state_dict(self, *, best: bool = False) -> dict[str, Any]:
+        """Return the tensors of the trained model, or of the best evaluation, by name."""
+        found: dict[str, Any] = _of_room("runs.trained", "state_dict")(self, best=best)
+        return found
+
+    def model(self, *, best: bool = False, trust: bool = False) -> Any:
+        """Return the trained model, or that of the best evaluation, in evaluation mode.
+
+        Its task file is imported, if this account started the run, or with `trust`.
+        """
+        return _of_room("runs.trained", "model")(self, best=best, trust=trust)
+
+    def __repr__(self) -> str:
+        return f"RunRecord({' · '.join(self._facts().values())})"
+
+    __str__ = __repr__
+
+    def _facts(self) -> dict[str, str]:
+        """What a person wants to see first."""
+        spec = self.spec
+        workers = formatting.plural(spec.workers, "worker")
+        epochs = formatting.plural(round(self.epochs, 2), "epoch")
+        learned = f"{self.metric_name} {formatting.score(self.metric, self.metric_name)}"
+        return {
+            "task": spec.task.partition("@")[0],
+            "status": self.status,
+            "how": f"{spec.strategy}, {workers}, batch {spec.batch:,}" if spec.batch else spec.strategy,
+            "result": learned if self.curve else "not evaluated",
+            "trained": f"{epochs} in {formatting.duration(self.training_seconds)}",
+            "speed": formatting.rate(self.samples_per_second, self.unit),
+            "folder": str(self.run),
+        }
+
+    def _repr_html_(self) -> str:
+        """A small card."""
+        facts = self._facts()
+        head = f"<b>{escape(facts.pop('task'))}</b> · {escape(facts.pop('status'))}"
+        rows = "".join(
+            f"<tr><td style='opacity:.75;text-align:left'>{name}</td>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for name, text in facts.items()
+        )
+        return f"<div><p>{head}</p><table>{rows}</table></div>"
+
+
+def _of_room(room: str, name: str) -> Any:
+    """Something of a room that reading records must not need: it is loaded when it is asked for (law 8)."""
+    return getattr(importlib.import_module(f"manyhands.{room}"), name)
 
 
 @dataclass(frozen=True)

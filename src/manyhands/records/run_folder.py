@@ -41,6 +41,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def best(self) -> Path:
+        """The parameters and buffers of the best evaluation, with --keep-best."""
+        return self.path / "best.safetensors"
+
+    @property
     def steps_file(self) -> Path:
         """The journal of the run: one line per step."""
         return self.path / "steps.jsonl"

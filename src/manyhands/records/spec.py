@@ -16,6 +16,7 @@ from manyhands.core.errors import UsageError, choices, shown
 from manyhands.core.registry import reason_of
 from manyhands.core.registry.strategies import STRATEGIES, UNKNOWN, StrategyEntry
 from manyhands.core.registry.transports import TRANSPORTS
+from manyhands.records.user_names import file_of, is_brought, short_name
 
 DIGITS = 12  # of an id; with 8, two of ten thousand cells had the same id with a probability of 1 %
 OLD_DIGITS = 8  # of an id that version 0.1.0 wrote
@@ -43,6 +44,7 @@ MOST: dict[str, int] = {
     "keep": 10**6,
     "timeout": 10**9,
     "restarts": 10**6,
+    "patience": 10**9,
 }
 
 
@@ -65,16 +67,23 @@ class RunSpec(BaseModel):
     threads: int | None = None  # per worker
     batch: int | None = None
     accumulate: int = 1
+    drop_last: bool = False  # leave out the last batch of an epoch if it is short; its samples are not used
     recipe: str | None = None
     recipe_options: dict[str, Any] = {}
+    lr_schedule: str | None = None  # a function of the user's from samples to a learning rate
     epochs: float | None = None  # the horizon of the schedule and the first budget
     samples: int | None = None  # further budgets: the first one that is used up ends the run
     seconds: float | None = None
     target: float | None = None
     stop_at_target: bool = False
+    patience: int | None = None  # end after this many evaluations without a better metric
+    keep_best: bool = False  # write the model of the best evaluation to best.safetensors
+    init: str | None = None  # a file of weights to start from
     evaluate_every: float = 1.0  # epochs; 0: never, for runs that only measure speed
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Literal["full", "bf16", "fp16"] = "full"  # narrow: mixed, by autocast; parameters stay float32
+    compile: bool = False  # by torch.compile
     sync_batchnorm: bool = False  # statistics over the global batch; otherwise over each worker's share
     offload: Literal["none", "all", "conv", "auto"] = "none"  # activations moved out of memory until backward
     memory: int | None = None  # bytes that each worker may use, with offload auto
@@ -89,7 +98,7 @@ class RunSpec(BaseModel):
 
     # These fields do not change what a run computes: they are not part of its id and may change on resume.
     incidental: ClassVar[frozenset[str]] = frozenset(
-        {"launcher", "checkpoint_every", "keep", "timeout", "restarts", "strict", "offload_to"}
+        {"launcher", "checkpoint_every", "keep", "keep_best", "timeout", "restarts", "strict", "offload_to"}
     )
     # These change it by rounding at most: they are part of the id, so that a study can compare them, but may
     # change on resume, and the sample sequence continues (law 6).
@@ -106,7 +115,7 @@ class RunSpec(BaseModel):
         }
     )
 
-    @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep")
+    @field_validator("workers", "batch", "accumulate", "samples", "threads", "keep", "patience")
     @classmethod
     def _at_least_one(cls, value: int | None) -> int | None:
         if value is not None and value < 1:
@@ -226,12 +235,23 @@ class RunSpec(BaseModel):
 
     @property
     def _stem(self) -> str:
-        return self.task.rpartition(":")[2]
+        return short_name(self.task)
 
     @property
-    def task_file(self) -> Path | None:
-        """The user's file that defines the task; None for a built-in task."""
-        return file_of(self.task)
+    def user_files(self) -> dict[Path, str]:
+        """The user's files, and what they are first needed for: task, recipe or lr_schedule."""
+        found: dict[Path, str] = {}
+        for what in ("task", "recipe", "lr_schedule"):
+            name = getattr(self, what)
+            if name is not None and (file := file_of(name)) is not None:
+                found.setdefault(file, what)
+        return found
+
+    @property
+    def brought(self) -> list[str]:
+        """The names that stand for objects of a Python program."""
+        named = (self.task, self.recipe, self.lr_schedule)
+        return list(dict.fromkeys(name for name in named if name is not None and is_brought(name)))
 
     def alone(self, **fields: Any) -> Self:
         """Return a copy with one worker in this process: strategy single, transport solo, launcher inline."""
@@ -275,6 +295,13 @@ class RunSpec(BaseModel):
     def replicas(self) -> int:
         """The number of copies of the model, each of which trains on a share of the batch."""
         return self.workers // self.stages
+
+    @property
+    def update_scope(self) -> str:
+        """What of the model one optimizer sees: all of it, whole parameters, or single elements."""
+        if self.servers:
+            return "model" if self.servers == 1 else "elements"
+        return "model" if self.workers == 1 else self.traits.scope
 
     @property
     def micro_batches(self) -> int:
@@ -328,17 +355,6 @@ class RunSpec(BaseModel):
         return {
             name: json.dumps(value) for name, value in {**fields, **options, **recipe, **strategy}.items()
         }
-
-
-def file_of(task: str) -> Path | None:
-    """The file of `path/to/file.py:name`; None for the name of a built-in task."""
-    if ".py" not in task:
-        return None
-    path = Path(task.rpartition(":")[0] if ".py:" in task else task)
-    try:
-        return path.expanduser()
-    except RuntimeError:  # ~nobody
-        return path
 
 
 _NOT_SET = "not set"

@@ -13,10 +13,10 @@ from manyhands.records.spec import RunSpec
 
 
 def check_trust(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Callable[[str], None]) -> None:
-    """Announce the task file that resuming imports; raise a UsageError if the folder is not trusted."""
-    if stored.task_file is None:
+    """Announce the user's files that resuming imports; raise a UsageError if the folder is not trusted."""
+    if not stored.user_files:
         return
-    file = stored.task_file.absolute()
+    files = {str(file.absolute()): what for file, what in stored.user_files.items()}
     if not trusted:
         why = (
             "its signature was not made by this account, or not for this spec.json"
@@ -24,15 +24,17 @@ def check_trust(folder: RunFolder, stored: RunSpec, trusted: bool, notice: Calla
             else "it was started by another account, or by a version of manyhands that did not sign runs"
         )
         raise UsageError(
-            f"{folder.path} is not known to be yours ({why}), and resuming it imports {file}: look at "
-            "that file, and if you trust it, add --trust"
+            f"{folder.path} is not known to be yours ({why}), and resuming it imports {' and '.join(files)}: "
+            f"look at {'that file' if len(files) == 1 else 'these files'}, and if you trust "
+            f"{'it' if len(files) == 1 else 'them'}, add --trust"
         )
-    notice(f"importing {file}, the task file of {folder.path}")
+    for file, what in files.items():
+        notice(f"importing {file}, the {what} file of {folder.path}")
 
 
 def warn_if_unsigned(spec: RunSpec, notice: Callable[[str], None]) -> None:
     """Report that the account has no key, if resuming the run would need one."""
-    if spec.task_file is not None and (reason := signing.why_not()):
+    if spec.user_files and (reason := signing.why_not()):
         notice(f"{reason}; so the run cannot be signed, and resuming it will need --trust")
 
 

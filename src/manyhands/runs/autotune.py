@@ -14,6 +14,7 @@ from manyhands.core.statistics import Summary
 from manyhands.core.statistics import measured as summary_of
 from manyhands.launchers.base import Launcher
 from manyhands.records.spec import RunSpec
+from manyhands.runs.launching import launch
 
 ROUNDS, SECONDS = 2, 1.0  # each split is measured this often, in turn, for this many seconds
 BRIEFLY = 0.4  # seconds per measurement of a number of micro-batches
@@ -56,7 +57,7 @@ def choose(spec: RunSpec, unit: str, notice: Callable[[str], None]) -> RunSpec:
 
     def rounds(number: int) -> list[Round]:
         return [
-            [_measured(launcher, measure, each.workers, placed(spec, each), SECONDS) for each in found]
+            [_measured(launcher, placed(spec, each), measure, placed(spec, each), SECONDS) for each in found]
             for _ in range(number)
         ]
 
@@ -122,7 +123,7 @@ def with_micro_batches(spec: RunSpec, unit: str, notice: Callable[[str], None]) 
         notice(f"{parts} per batch; choose another number with --micro-batches")
         return chosen
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
-    found: list[float] = _measured(launcher, measure_each, spec.ranks, specs, ROUNDS, BRIEFLY)
+    found: list[float] = _measured(launcher, spec, measure_each, specs, ROUNDS, BRIEFLY)
     speeds = dict(zip(counts, found, strict=True))
     best = max(counts, key=lambda count: speeds[count])
     tried = ", ".join(f"{count}: {formatting.rate(speeds[count], unit)}" for count in counts)
@@ -130,12 +131,12 @@ def with_micro_batches(spec: RunSpec, unit: str, notice: Callable[[str], None]) 
     return specs[counts.index(best)]
 
 
-def _measured(launcher: Launcher, function: Callable[..., Any], ranks: int, *arguments: Any) -> Any:
+def _measured(launcher: Launcher, spec: RunSpec, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of rank 0; signals are handled also while workers start and end."""
     from manyhands.engine.probe import interrupted
 
     with StopRequest() as stop:
-        found = launcher.launch(function, ranks, *arguments)[0]
+        found = launch(launcher, spec, function, *arguments)[0]
     if stop.signal is not None:
         raise interrupted(stop.signal)
     return found

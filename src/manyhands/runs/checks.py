@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 from manyhands.core import environment, formatting
 from manyhands.core.atomic_files import usable
-from manyhands.core.errors import UsageError, unknown
+from manyhands.core.errors import UsageError, shown, unknown
 from manyhands.core.registry import launchers, strategies, transports
 from manyhands.core.registry.launchers import LAUNCHERS
 from manyhands.core.registry.strategies import STRATEGIES
@@ -18,6 +18,7 @@ from manyhands.engine.fault_injection import faults
 from manyhands.offload import scratch_file
 from manyhands.recipes import RECIPES
 from manyhands.records.spec import RunSpec
+from manyhands.records.user_names import is_brought, is_users
 from manyhands.runs import defaults
 from manyhands.strategies import options
 from manyhands.tasks import TASKS
@@ -35,11 +36,19 @@ def check(spec: RunSpec) -> None:
 
 def check_names(spec: RunSpec) -> None:
     """Refuse unknown names: of a task, of a member of an axis, of a strategy's option."""
-    if ".py" not in spec.task and spec.task not in TASKS:
+    if ".py" not in spec.task and spec.task not in TASKS and not is_brought(spec.task):
         raise unknown("task", spec.task, TASKS)
-    usable(Path(spec.task))
+    for path in spec.user_files:
+        usable(path)
+    if spec.lr_schedule is not None and not is_users(spec.lr_schedule):
+        raise UsageError(
+            f"lr_schedule must be FILE.py:NAME, a function from samples to a learning rate, got "
+            f"{shown(spec.lr_schedule)}; schedules of manyhands are options of its recipes (--set "
+            "recipe.decay=cosine)"
+        )
+    recipe = None if spec.recipe is not None and is_users(spec.recipe) else spec.recipe
     for what, axis, name in (
-        ("recipe", RECIPES, spec.recipe),
+        ("recipe", RECIPES, recipe),
         ("strategy", STRATEGIES, spec.strategy),
         ("transport", TRANSPORTS, spec.transport),
         ("launcher", LAUNCHERS, spec.launcher),
@@ -60,6 +69,7 @@ def check_combination(spec: RunSpec) -> None:
     _check_packages(spec)
     _check_strategy(spec, chosen)
     _check_noise_scale(spec)
+    _check_precision(spec)
     _check_evaluations(spec)
     _check_gpu(spec)
     if spec.restarts and not LAUNCHERS[spec.launcher].restarts:
@@ -179,6 +189,30 @@ def _check_noise_scale(spec: RunSpec) -> None:
         raise UsageError(
             "--noise-scale compares gradients of parts of a batch with the whole, but here a batch is one "
             "part: use --accumulate 2, or more workers"
+        )
+
+
+def _check_precision(spec: RunSpec) -> None:
+    if spec.precision != "full" and spec.dtype != "float32":
+        raise UsageError(
+            f"--precision {spec.precision} keeps parameters in float32, but dtype is {spec.dtype}: leave one "
+            "of them out"
+        )
+    if spec.precision == "fp16" and spec.noise_scale:
+        raise UsageError(
+            "--noise-scale compares gradients of steps, and with --precision fp16 they are scaled and some "
+            "steps are skipped: use bf16"
+        )
+    if spec.compile and spec.offload != "none":
+        raise UsageError(
+            f"--offload {spec.offload} moves what autograd saves of each layer, and --compile makes one of "
+            "all layers: leave one of them out"
+        )
+    compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if spec.compile and not defaults.uses_cuda(spec.device) and not any(map(shutil.which, compilers)):
+        raise UsageError(
+            f"--compile needs a C++ compiler, and there is no {' or '.join(compilers)}: install one, or "
+            "leave it out"
         )
 
 

@@ -15,6 +15,8 @@ from manyhands.core.registry.transports import TRANSPORTS
 from manyhands.launchers.env.rendezvous import ClusterEnvironment, detect
 from manyhands.records.spec import RunSpec
 
+UNEVEN = 65  # samples that `verify` takes: a batch that is not divided evenly is harder to get right
+
 
 def fill_in(settings: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the settings with workers, strategy, launcher and transport filled in if they are missing.

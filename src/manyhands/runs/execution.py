@@ -21,16 +21,19 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.records.trust import own_result, warn_if_unsigned
 from manyhands.runs.folders import RUNS
+from manyhands.runs.launching import launch
 from manyhands.strategies import options
 from manyhands.transports.shm import leftovers
 
 if TYPE_CHECKING:
     from manyhands.engine.job import Job
 
+COMPILE_SECONDS = 600.0  # without progress that count as a hang, with --compile
+
 
 def launcher_of(spec: RunSpec) -> Launcher:
     """Return the spec's launcher; if it starts processes, it begins while this process loads the data."""
-    if spec.offload != "none":  # before the processes load torch
+    if spec.offload != "none":  # before processes load torch
         allocator.huge_pages()
     launcher: Launcher = registry.member("launcher", LAUNCHERS, spec.launcher)()
     launcher.warm_up()
@@ -120,9 +123,10 @@ def _launch(
     supervision = _supervision(spec, folder, callbacks)
     for attempt in itertools.count():
         try:
-            records: list[RunRecord] = launcher.launch(
+            records: list[RunRecord] = launch(
+                launcher,
+                spec,
                 work,
-                spec.ranks,
                 replace(job, resume=job.resume or attempt > 0, attempt=attempt),
                 supervision=supervision,
             )
@@ -148,14 +152,17 @@ def _supervision(spec: RunSpec, folder: RunFolder, callbacks: BackgroundCallback
     Rank 0 hands out the work and servers hold the parameters: a run cannot continue without them. Messages to
     a lost rank are lost too, so only ranks that share memory can continue without each other.
     """
+    # a batch of another size is compiled in the middle of a run, and takes much longer than a step
+    timeout = COMPILE_SECONDS if spec.compile and spec.timeout is None else spec.timeout
     survives = spec.traits.asynchronous and TRANSPORTS[spec.transport].shared_memory and not spec.strict
     if not survives:
-        return SupervisionOptions(callbacks.receive, callbacks.on_warning, folder.path / "logs", spec.timeout)
+        return SupervisionOptions(
+            *(callbacks.receive, callbacks.on_warning, folder.path / "logs", timeout),
+            enough=lambda: callbacks.enough,
+        )
     return SupervisionOptions(
-        callbacks.receive,
-        callbacks.on_warning,
-        folder.path / "logs",
-        spec.timeout,
+        *(callbacks.receive, callbacks.on_warning, folder.path / "logs", timeout),
+        enough=lambda: callbacks.enough,
         expendable=frozenset(range(max(1, spec.servers), spec.ranks)),
         min_remaining=1 if spec.servers else 0,
         max_replacements=spec.restarts,

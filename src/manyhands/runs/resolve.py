@@ -10,12 +10,17 @@ import torch
 
 from manyhands.core import environment, formatting, registry
 from manyhands.core.errors import UsageError, cut
+from manyhands.core.registry import strategies
+from manyhands.data.order import sizes
 from manyhands.devices.device import HOST, choose
-from manyhands.engine.recipe import builder_of, make_recipe
+from manyhands.engine import initial_weights
+from manyhands.engine.recipe import make_recipe, parse_options
+from manyhands.recipes.own_recipe import AnyRecipe, OwnRecipe
 from manyhands.records.spec import RunSpec
 from manyhands.strategies import options as strategy_options
 from manyhands.tasks import TASKS, contract, find
 from manyhands.tasks.base import Task
+from manyhands.tasks.examine import Examination
 
 
 def resolve(spec: RunSpec) -> RunSpec:
@@ -25,8 +30,6 @@ def resolve(spec: RunSpec) -> RunSpec:
     task = _built(spec.task, options)
     _check_size(spec.replace(options=options), task)
     contract.check_sizes(task)
-    if ".py" in spec.task:  # a test checks the targets of our own tasks
-        contract.check_targets(task)
     n = len(task.train)
     batch = spec.batch or min(task.defaults.batch, n)
     if batch > n:
@@ -45,11 +48,18 @@ def resolve(spec: RunSpec) -> RunSpec:
         )
     choose(spec.device)
     device = "cpu" if spec.traits.host_memory and choose("auto") is not HOST else spec.device
-    if spec.sync_batchnorm and 0 < n % batch < spec.workers * spec.accumulate:
+    if spec.sync_batchnorm and not spec.drop_last and 0 < n % batch < spec.workers * spec.accumulate:
         raise UsageError(
             f"--sync-batchnorm needs a sample for every worker and micro-batch in every batch, but the last "
-            f"of an epoch has {n % batch} of {n:,}: choose another batch"
+            f"of an epoch has {n % batch} of {n:,}: choose another batch, or --drop-last"
         )
+    found = examined(spec.replace(options=options))
+    if found.needs_two:
+        _check_batch_norm(spec, n, batch)
+    if found.keras_norms and spec.sync_batchnorm:
+        raise UsageError("--sync-batchnorm cannot reach the batch norms of a Keras model: leave it out")
+    if spec.init is not None:
+        _check_weights(task, spec.init)
     recipe = spec.recipe or task.defaults.recipe
     resolved = spec.replace(
         options=options,
@@ -58,13 +68,86 @@ def resolve(spec: RunSpec) -> RunSpec:
         device=device,
         epochs=spec.epochs or task.defaults.epochs,
         recipe=recipe,
-        recipe_options=registry.parse(f"recipe {recipe}", builder_of(recipe), spec.recipe_options),
+        recipe_options=parse_options(spec, recipe),
         target=task.target if spec.target is None else spec.target,
     )
     made = make_recipe(resolved, task)
+    if made.own_schedule is not None:
+        made.own_schedule.check(n)
+    made = _bound(made, task, batch)
+    _check_scope(resolved, made)
     if resolved.traits.check:
         registry.load(resolved.traits.check)(resolved, task, made)
     return resolved
+
+
+def _bound(recipe: AnyRecipe, task: Task, batch: int) -> AnyRecipe:
+    """The recipe for the task's model: a function of the user's is called, and its optimizer tried."""
+    if not isinstance(recipe, OwnRecipe):
+        return recipe
+    with torch.random.fork_rng(devices=[]):
+        model = task.build()
+    return recipe.bound({name: p for name, p in model.named_parameters() if p.requires_grad}, batch)
+
+
+_SCOPES = {"elements": "slices of parameters", "parameters": "some of the parameters", "model": "all of them"}
+
+
+def _check_scope(spec: RunSpec, recipe: AnyRecipe) -> None:
+    """Refuse an optimizer that needs to see more at a time than the strategy lets one worker see."""
+    order = list(_SCOPES)
+    if order.index(recipe.scope) <= order.index(spec.update_scope):
+        return
+    needs = {"parameters": "whole parameters", "model": "all parameters together"}[recipe.scope]
+    who = (
+        f"{spec.servers} servers" if spec.servers else f"strategy {spec.strategy} with {spec.workers} workers"
+    )
+    gives = f"{who} gives each {_SCOPES[spec.update_scope]}"
+    if spec.servers:
+        gives = f"each of {who} has {_SCOPES[spec.update_scope]}"
+    can = [
+        name
+        for name, row in strategies.STRATEGIES.items()
+        if not row.serves and not row.one_worker and order.index(row.scope) >= order.index(recipe.scope)
+    ]
+    raise UsageError(
+        f"{recipe.optimizer} needs {needs} for an update, and {gives}: use "
+        f"{'one server, or ' if spec.servers else ''}{', '.join(can[:-1])} or {can[-1]}"
+    )
+
+
+def examined(spec: RunSpec) -> Examination:
+    """What a look at the first samples of the spec's task has shown; a UsageError if it cannot be trained."""
+    return find.examined(spec.task, spec.options, choose(spec.device).where, getattr(torch, spec.dtype))
+
+
+def _check_batch_norm(spec: RunSpec, n: int, batch: int) -> None:
+    """Refuse a part of a batch with one sample, if the model cannot train on it."""
+    last = 0 if spec.drop_last else n % batch
+    for size in filter(None, (batch, last)):
+        parts = (
+            [size]
+            if spec.sync_batchnorm
+            else [
+                part
+                for share in sizes(size, spec.replicas)
+                for part in sizes(share, max(spec.accumulate, spec.micro_batches))
+            ]
+        )
+        if 1 not in parts:
+            continue
+        whose = "every batch" if size == batch else f"the last batch of an epoch ({size} of {n:,} samples)"
+        part = f"a part with one sample, of {len(parts)}" if len(parts) > 1 else "one sample"
+        instead = "use a larger --batch" if size == batch else "use --drop-last, or another --batch"
+        raise UsageError(
+            f"{whose} has {part}, and the batch norm of {spec.task} needs at least two: {instead}"
+        )
+
+
+def _check_weights(task: Task, path: str) -> None:
+    """Refuse a file of weights that does not fit the model."""
+    with torch.random.fork_rng(devices=[]):
+        initial_weights.load(task.build(), path)
 
 
 def _built(name: str, options: Mapping[str, Any]) -> Task:
@@ -89,7 +172,7 @@ def _check_size(spec: RunSpec, task: Task) -> None:
     given = ", ".join(f"{name}={value}" for name, value in spec.options.items())
     try:
         with torch.device("meta"):  # sizes without memory
-            count = sum(parameter.numel() for parameter in task.model().parameters())
+            count = sum(parameter.numel() for parameter in task.build().parameters())
     except (RuntimeError, OverflowError, TypeError) as error:
         raise UsageError(
             f"{task.name} cannot be built with {cut(given)}: its tensors would be too large"

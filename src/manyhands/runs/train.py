@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from manyhands.callbacks.background import BackgroundCallbacks
-from manyhands.callbacks.base import Callback
-from manyhands.core import environment, formatting
+from manyhands.callbacks.base import Callback, StepFunction
+from manyhands.core import environment, formatting, registry
 from manyhands.core.atomic_files import usable
 from manyhands.core.errors import UsageError
 from manyhands.core.registry import launchers, strategies
-from manyhands.records.record import RunRecord
+from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.run_folder import RunFolder
 from manyhands.records.spec import RunSpec
 from manyhands.records.trust import check_trust
-from manyhands.runs import folders
+from manyhands.records.user_names import is_brought
+from manyhands.runs import folders, instruction_limit
 from manyhands.runs.checks import check, check_system
 from manyhands.runs.defaults import fill_in, fill_in_resumed, joins, leads
 from manyhands.runs.execution import execute, follow, launcher_of
+from manyhands.runs.settings import Settings
 from manyhands.tasks import TASKS
+
+if TYPE_CHECKING:
+    from manyhands.tasks.base import Task
 
 AUTO = "auto"  # the number of workers that is measured to be the fastest
 
 
 def train(
-    task: str,
+    task: str | Task | Callable[..., Task],
     *,
     lr: float | None = None,
     out: str | Path | None = None,
@@ -35,30 +40,37 @@ def train(
     trust: bool = False,
     quiet: bool = False,
     track: Sequence[str] = (),
-    **settings: Any,
+    callbacks: Sequence[Callback | Callable[[StepRecord], Any]] = (),
+    **settings: Unpack[Settings],
 ) -> RunRecord:
-    """Train a task and return its record; every setting is a field of RunSpec.
+    """Train a task and return its record; every setting is a field of RunSpec, or an option of the strategy.
 
     >>> run = train("mnist-cnn", batch=256, epochs=3, lr=0.1, options={"width": 2})
     >>> run.metric, run.samples_per_second
 
-    With `resume`, `task` may be the folder of a run: settings that are not given stay as they were. A task
-    file that such a folder names is imported only if this account started the run, or with `trust`.
+    A task is a name, `FILE.py:NAME`, an `mh.Task`, or a function that returns one. With `resume`, `task` may
+    be the folder of a run: settings that are not given stay as they were. A task file that such a folder
+    names is imported only if this account started the run, or with `trust`. A callback is an `mh.Callback`,
+    or a function that is called with each step; it may return "stop". `recipe` may be a function
+    (named_parameters, batch) that returns a torch.optim.Optimizer, and `lr_schedule` one from samples seen to
+    a learning rate.
     """
     from manyhands.callbacks import progress, tracking
 
-    settings = with_lr(settings, lr)
-    callbacks: list[Callback] = [Callback() if quiet or not leads() else progress.for_people()]
-    callbacks += [tracking.member(name) for name in track if leads()]
-    with BackgroundCallbacks(callbacks) as background:
-        if resume and task not in TASKS and ".py" not in task:
+    chosen = with_strategy_options(with_lr(given(settings), lr))
+    task = named(task)
+    heard: list[Callback] = [Callback() if quiet or not leads() else progress.for_people()]
+    heard += [tracking.member(name) for name in track if leads()]
+    heard += [as_callback(each) for each in callbacks if leads()]
+    with BackgroundCallbacks(heard) as background:
+        if resume and task not in TASKS and ".py" not in task and not is_brought(task):
             return resume_folder(
-                Path(task), settings, allow_changes=allow_changes, trust=trust, callbacks=background
+                Path(task), chosen, allow_changes=allow_changes, trust=trust, callbacks=background
             )
-        if settings.get("workers") == AUTO:
-            spec = _fastest(task, settings, background)
+        if chosen.get("workers") == AUTO:
+            spec = _fastest(task, chosen, background)
         else:
-            spec = RunSpec.of(task=task, **fill_in(settings))
+            spec = RunSpec.of(task=task, **fill_in(chosen))
         folder = Path(out) if out else None
         return run(spec, out=folder, resume=resume, allow_changes=allow_changes, callbacks=background)
 
@@ -82,12 +94,15 @@ def run(
     check(spec)
     with BackgroundCallbacks.of(callbacks) as background:
         background.on_waiting(_starting(spec))
+        spec = instruction_limit.prepare(spec, background.on_notice)
         launcher = launcher_of(spec)
-        from manyhands.runs.resolve import resolve
+        from manyhands.runs.resolve import examined, resolve
 
         spec = resolve(spec)
         if not launcher.leads:
             return follow(spec, launcher)
+        for note in examined(spec).notes:
+            background.on_notice(note)
         folder = RunFolder(folders.choose(spec, out, resume))
         if resume and out is None and not folder.exists():
             background.on_notice(
@@ -125,8 +140,9 @@ def resume_folder(
         if leads():
             check_trust(folder, stored, signed or trust, background.on_notice)
         background.on_waiting(_starting(spec))
+        spec = instruction_limit.prepare(spec, background.on_notice)
         launcher = launcher_of(spec)
-        if not launcher.leads and spec.task_file is not None:  # rank 0 decides whether it is imported
+        if not launcher.leads and spec.user_files:  # rank 0 decides whether they are imported
             return follow(spec, launcher)
         from manyhands.runs.resolve import resolve
 
@@ -137,6 +153,50 @@ def resume_folder(
     if trust and not signed:
         folder.sign()
     return record
+
+
+def given(settings: Settings) -> dict[str, Any]:
+    """The settings that are not None, which leaves one to the task or at its default.
+
+    A recipe or a schedule that is a function gets the name that a spec has for it.
+    """
+    found = {name: value for name, value in settings.items() if value is not None}
+    for name in ("recipe", "lr_schedule"):
+        if name in found and not isinstance(found[name], str):
+            from manyhands.tasks import brought
+
+            found[name] = brought.bring_function(found[name], name)  # type: ignore[arg-type]
+    return found
+
+
+def named(task: str | Task | Callable[..., Task]) -> str:
+    """The name that a spec has for a task."""
+    if isinstance(task, str):
+        return task
+    from manyhands.tasks import brought
+
+    return brought.bring(task)
+
+
+def as_callback(given: Callback | Callable[[StepRecord], Any]) -> Callback:
+    """A callback, or a function that is called with each step as one."""
+    if isinstance(given, Callback):
+        return given
+    if isinstance(given, type) or not callable(given):
+        kind = given.__name__ if isinstance(given, type) else type(given).__name__
+        instead = f": use {kind}()" if isinstance(given, type) and issubclass(given, Callback) else ""
+        raise UsageError(f"a callback is an mh.Callback or a function of a step, not a {kind}{instead}")
+    return StepFunction(given)
+
+
+def with_strategy_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with options of the strategy, such as `every=4`, where a spec has them."""
+    known = {name for row in strategies.STRATEGIES.values() for name in registry.options(row.options)}
+    own = {name: value for name, value in settings.items() if name in known - set(RunSpec.model_fields)}
+    if not own:
+        return settings
+    rest = {name: value for name, value in settings.items() if name not in own}
+    return {**rest, "strategy_options": {**rest.get("strategy_options", {}), **own}}
 
 
 def with_lr(settings: dict[str, Any], lr: float | None) -> dict[str, Any]:
@@ -164,7 +224,7 @@ def _fastest(task: str, settings: dict[str, Any], callbacks: BackgroundCallbacks
         raise UsageError(f"workers auto chooses between {' and '.join(can)}, not {spec.strategy}")
     check(spec)
     check_system(launchers.LOCAL)
-    spec = spec.alone()
+    spec = instruction_limit.prepare(spec.alone(), callbacks.on_notice).alone()
     callbacks.on_waiting(f"measuring how to use {formatting.plural(environment.cores(), 'core')} ...")
     launcher_of(spec.replace(launcher=launchers.LOCAL))
     from manyhands.runs import autotune

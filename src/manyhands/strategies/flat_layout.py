@@ -29,6 +29,10 @@ class ParameterSlot(NamedTuple):
         low = min(max(part.start, self.start), end)
         return slice(low, max(low, min(part.stop, end)))
 
+    def inside(self, part: slice) -> bool:
+        """Whether all of it is in a slice of flat memory."""
+        return bool(part.start <= self.start and self.start + self.parameter.numel() <= part.stop)
+
     def piece(self, part: slice, tensor: Tensor) -> Tensor:
         """What a slice of flat memory holds of a whole tensor of this parameter's shape, as a copy.
 
@@ -58,6 +62,16 @@ def slice_of(length: int, index: int, count: int) -> slice:
     """Slice number `index` of `count` nearly equal ones; all borders are at cache lines, as `length` is."""
     low, high = (number * (length // ALIGNED) // count * ALIGNED for number in (index, index + 1))
     return slice(low, high)
+
+
+def dealt_slice(slots: list[ParameterSlot], length: int, index: int, count: int) -> slice:
+    """Slice number `index` of `count`, with borders between parameters: whole ones, as even as they allow."""
+    borders = [*(slot.start for slot in slots), length]
+    low, high = (
+        min(borders, key=lambda border: abs(border - number * length / count)) if number else 0
+        for number in (index, index + 1)
+    )
+    return slice(low, length if index + 1 == count else high)
 
 
 def redirect_gradient(parameter: nn.Parameter, target: Tensor, touched: list[bool], number: int) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
-from manyhands.strategies.base import Outcome, Replicated, Setup, Votes
-from manyhands.strategies.sparse_gradients import sparse_parameters, total_norm
+from manyhands.strategies.base import Outcome, Replicated, Setup, Votes, gradients_of
+from manyhands.strategies.sparse_gradients import total_norm
 
 
 @final
@@ -22,12 +22,7 @@ class Single(Replicated):
         self.model = setup.model
         self._compute = setup.compute
         self._clip = setup.recipe.clip
-        self._optimizer = optimizers.build(
-            setup.recipe,
-            self.model.named_parameters(),
-            optimizers.undecayed(self.model),
-            sparse=sparse_parameters(self.model),
-        )
+        self._optimizer = optimizers.for_model(setup.recipe, self.model, sparse=True)
 
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
@@ -38,11 +33,16 @@ class Single(Replicated):
             loss = self._compute.forward(self.model, batch, weight=batch.size / total)
             self._compute.backward(loss)
             mean += loss.item()
+        weight = self._compute.take_weight() or 1.0
+        mean /= weight
+        skip = self._compute.overflows(gradients_of(self.model.parameters()))
+        if (divisor := weight * self._compute.scale) != 1.0:
+            self._compute.divide(self.model.parameters(), divisor)
         if self._clip is not None:
             self._compute.clip(self.model.parameters(), self._clip, total_norm)
         optimizers.set_lr(self._optimizer, lr)
-        self._compute.update(self._optimizer)
-        return Outcome(mean, votes())
+        self._compute.update(self._optimizer, skip=skip)
+        return Outcome(mean, votes()._replace(skip=skip))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of the model and of the optimizer state."""

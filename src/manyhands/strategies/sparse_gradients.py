@@ -1,4 +1,4 @@
-"""Sparse gradients: which parameters have them, which strategies refuse them, and their norm."""
+"""Sparse gradients: which strategies refuse them, and their norm."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from manyhands.core.errors import UsageError
-from manyhands.recipes.optimizers import has_sparse_gradients
-
-
-def sparse_parameters(model: nn.Module) -> set[str]:
-    """The names of the trained parameters whose gradients are sparse, a tied one under each of its names."""
-    found = {
-        id(parameter)
-        for module in model.modules()
-        if has_sparse_gradients(module)
-        for parameter in module.parameters(recurse=False)
-        if parameter.requires_grad
-    }
-    everything = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in everything if id(parameter) in found}
+from manyhands.recipes.optimizers import sparse_parameters
 
 
 def refuse(model: nn.Module, strategy: str) -> None:

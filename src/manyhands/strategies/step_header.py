@@ -2,7 +2,10 @@
 
 Each worker writes one vector, and all workers read the sum over all workers:
 
-    [ loss | stop over save | lacking | had a gradient, one flag per parameter | changes of the buffers ]
+    [ loss | stop over save skip | lacking | weight | had a gradient, one flag each | changes of buffers ]
+
+The weight is what the loss and the gradients are divided by, where the loss is not a mean over samples; else
+it is zero.
 
 A buffer (a norm's running mean) changes at each worker according to its own samples. All workers apply the
 mean of the changes, weighted by samples, so buffers stay equal everywhere and rounding never touches a
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 
 from manyhands.strategies.base import Outcome, Votes
 
-_LOSS, _VOTES, _LACKING, _FLAGS = 0, 1, 4, 5
+_FLAGS = 7  # the first of them
 
 
 class StepHeader:
@@ -32,6 +35,7 @@ class StepHeader:
         self._own_parameters = [True] * parameters if own is None else list(own)  # which can have a gradient
         self.length = _FLAGS + parameters + sum(buffer.numel() for buffer in self._buffers)
         self.dtype = self._choose(model)
+        self.weight = 0.0  # of the global batch, as last read
 
     @staticmethod
     def _choose(model: nn.Module) -> torch.dtype:
@@ -44,15 +48,17 @@ class StepHeader:
         self._own_buffers, self._summed_buffers = self._split(own), self._split(summed)
         own[_FLAGS : _FLAGS + self._parameters] = torch.tensor(self._own_parameters).to(own)
         self._lacked = False
-        # On the host the first few elements are written and read through numpy: a tensor of five elements
+        # On the host the first few elements are written and read through numpy: a tensor of seven elements
         # costs as much as a small layer.
         self._head = own[:_FLAGS].numpy() if own.device.type == "cpu" else None
         self._summed_head = summed[:_FLAGS].numpy() if summed.device.type == "cpu" else None
 
-    def write(self, loss: float, votes: Votes, touched: Sequence[bool], weight: float) -> None:
-        """Write this worker's vector; `weight` is its part of the global batch."""
+    def write(
+        self, loss: float, votes: Votes, touched: Sequence[bool], share: float, weight: float | None = None
+    ) -> None:
+        """Write this worker's vector; `share` is its part of the samples, `weight` its part of a weight."""
         lacking = not all(touched)
-        head = (loss, votes.stop, votes.over, votes.save, lacking)
+        head = (loss, *votes, lacking, weight or 0.0)
         if self._head is not None:
             self._head[:] = head
         else:
@@ -64,13 +70,15 @@ class StepHeader:
             self._lacked = lacking
         if self._buffers:
             changes = torch._foreach_sub(self._buffers, self._before)
-            torch._foreach_mul_(changes, weight)
+            torch._foreach_mul_(changes, share)
             torch._foreach_copy_(self._own_buffers, list(changes))
 
     def read(self) -> tuple[Outcome, list[int]]:
         """Return the outcome of the step, and the numbers of the parameters without a gradient anywhere."""
         head = self._summed_head if self._summed_head is not None else self._summed[:_FLAGS]
-        loss, stop, over, save, lacking = head.tolist()
+        loss, *votes, lacking, self.weight = head.tolist()
+        if self.weight:
+            loss /= self.weight
         missing: list[int] = []
         if lacking:
             flags = self._summed[_FLAGS : _FLAGS + self._parameters]
@@ -79,7 +87,7 @@ class StepHeader:
             pairs = zip(self._summed_buffers, self._before, strict=True)
             torch._foreach_add_(self._before, [part.to(own.dtype) for part, own in pairs])
             torch._foreach_copy_(self._buffers, self._before)
-        return Outcome(loss, Votes(stop > 0, over > 0, save > 0)), missing
+        return Outcome(loss, Votes(*(count > 0 for count in votes))), missing
 
     def rebase(self) -> None:
         """Accept buffers that were set from outside, to the same values at every worker."""

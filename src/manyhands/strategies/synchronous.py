@@ -26,6 +26,10 @@ class Gradients(Protocol):
         """What this worker updates, with the summed gradients as `.grad`."""
 
     @property
+    def own(self) -> Iterator[Tensor]:
+        """The gradients that this worker has computed in this step, before they are summed."""
+
+    @property
     def touched(self) -> Sequence[bool]:
         """Which parameters got a gradient here; those that other workers compute count as touched."""
 
@@ -63,9 +67,7 @@ class SynchronousWorker(ABC):
     def __init__(self, setup: Setup, model: nn.Module, gradients: Gradients) -> None:
         self._compute, self._clip = setup.compute, setup.recipe.clip
         self.model, self._gradients = model, gradients
-        self._optimizer = optimizers.build(
-            setup.recipe, gradients.slices.items(), optimizers.undecayed(model), gradients.norms
-        )
+        self._optimizer = optimizers.for_model(setup.recipe, model, gradients.slices, norms=gradients.norms)
 
     @abstractmethod
     def accumulate(self, micro_batches: Iterator[Batch], total: int) -> tuple[float, int]:
@@ -78,14 +80,18 @@ class SynchronousWorker(ABC):
         gradients = self._gradients
         gradients.begin()
         mean, samples = self.accumulate(iter(micro_batches), total)
-        gradients.header.write(mean, votes(), gradients.touched, samples / total)
+        weight = self._compute.take_weight()
+        asked = votes()._replace(skip=self._compute.overflows(gradients.own))
+        gradients.header.write(mean, asked, gradients.touched, samples / total, weight)
         gradients.reduce()
         outcome, missing = gradients.header.read()
         gradients.skip(missing)
+        if (divisor := (gradients.header.weight or 1.0) * self._compute.scale) != 1.0:
+            self._compute.divide(gradients.slices.values(), divisor)
         if self._clip is not None:
             self._compute.clip(gradients.slices.values(), self._clip, gradients.norm)
         optimizers.set_lr(self._optimizer, lr)
-        self._compute.update(self._optimizer, forget=False)
+        self._compute.update(self._optimizer, forget=False, skip=outcome.votes.skip)
         gradients.publish()
         return outcome
 

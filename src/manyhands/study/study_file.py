@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from manyhands.recipes import RECIPES
 from manyhands.recipes.base import LARGEST
 from manyhands.records.spec import RunSpec
 from manyhands.records.study_results import Cell, Without
+from manyhands.records.user_names import is_users
 from manyhands.runs.checks import check_combination, check_names
 from manyhands.study import grid
 from manyhands.study.grid import Choices, StudyFileError
@@ -93,6 +94,11 @@ def read(path: Path, notice: Callable[[str], None] = lambda text: None) -> Study
     except ValueError as error:  # from tomllib, or from Python for a number with thousands of digits
         raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
     return _StudyFile(path, content, TomlLines(text), notice).study()
+
+
+def of_dict(content: Mapping[str, Any], name: str) -> Study:
+    """A study from what its file would hold: `{"grid": [{"task": "digits-mlp", "workers": [1, 2]}]}`."""
+    return _StudyFile(Path(name), dict(content), TomlLines(""), lambda text: None).study()
 
 
 def with_baselines(study: Study) -> Study:
@@ -183,9 +189,10 @@ class _StudyFile:
             raise StudyFileError("", f"this grid has {cells:,} cells, but a study has at most {grid.MOST:,}")
         timed = grid.is_true(settings, "timed", True)
         for spec, label in grid.expand(settings):
-            if (file := spec.task_file) is not None and file not in self._named:
-                self._named.add(file)
-                self._notice(f"importing {file.absolute()}, a task file of {self._path}")
+            for file, what in spec.user_files.items():
+                if file not in self._named:
+                    self._named.add(file)
+                    self._notice(f"importing {file.absolute()}, a {what} file of {self._path}")
             _check_names(spec)
             if paired:
                 yield speed_cell(spec, label)
@@ -301,6 +308,11 @@ def _check_names(spec: RunSpec) -> None:
 
 def _check_recipe(spec: RunSpec) -> None:
     if not spec.recipe_options:
+        return
+    if spec.recipe is not None and is_users(spec.recipe):
+        from manyhands.engine.recipe import parse_options
+
+        parse_options(spec, spec.recipe)
         return
     if spec.recipe is not None:
         registry.parse(

@@ -55,6 +55,7 @@ def title(spec: RunSpec, seed: bool = True) -> str:
         f"batch {spec.batch:,}" if spec.batch else "",
         spec.recipe or "",
         *(f"{name} {value}" for name, value in spec.recipe_options.items()),
+        f"offload {spec.offload}" if spec.offload != "none" else "",
         f"seed {spec.seed}" if spec.seed and seed else "",
     ]
     return " · ".join(part for part in parts if part)

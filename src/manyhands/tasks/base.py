@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.core.errors import UsageError
+from manyhands.data.adapt import as_dataset
 from manyhands.data.base import Dataset
+from manyhands.data.trees import Tree
+from manyhands.tasks import keras_model
+
+Loss = Callable[[Tree, Tree], Any]
+"""From outputs and targets to the mean loss of the samples, or to (sum, weight)."""
+
+Data = Any
+"""What `as_dataset` accepts: see `Task`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +27,7 @@ class Metric:
     """The quality of a model on the test set: the mean of one score per sample."""
 
     name: str
-    scores: Callable[[Tensor, Tensor], Tensor]
+    scores: Callable[[Tree, Tree], Tensor]
     higher_is_better: bool = True
 
     def reached(self, value: float, target: float) -> bool:
@@ -44,14 +53,17 @@ def check_classes(targets: object) -> None:
         )
 
 
-def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+def _correct(outputs: Tree, targets: Tree) -> Tensor:
     check_classes(targets)
+    if not isinstance(outputs, Tensor):  # Hugging Face's classifiers return a dict with logits
+        outputs = getattr(outputs, "logits", outputs)
     if not isinstance(outputs, Tensor):
         raise UsageError(
             f"accuracy needs a tensor of outputs, but the model returns a {_kind(outputs)}: give "
             "the task a Metric of its own"
         )
-    return outputs.argmax(dim=1) == targets
+    correct: Tensor = outputs.argmax(dim=1) == targets
+    return correct
 
 
 def _kind(value: object) -> str:
@@ -96,19 +108,48 @@ class Defaults:
 class Task:
     """Everything about a learning problem that does not depend on the workers.
 
-    `model` builds the network from torch's seeded random state. `loss` is the mean over its samples (torch's
-    default), so that a global mean can be computed from uneven parts (law 4). `preprocess` turns the raw
-    inputs of the data set into the inputs of the model; serving needs it as well.
+    `model` builds the network from torch's seeded random state. `train` and `test` may be whatever people
+    have: a torch Dataset or DataLoader, a Hugging Face Dataset, (inputs, targets) as tensors or numpy arrays,
+    or an `mh.Dataset` of your own. `loss(outputs, targets)` is the mean over its samples (torch's default),
+    or returns (sum, weight) where the mean is over something else, such as tokens: a global mean can be
+    computed from uneven parts of both (law 4). `preprocess` turns the raw inputs of the data set into the
+    inputs of the model; serving needs it as well.
     """
 
     name: str
     model: Callable[[], nn.Module]
     train: Dataset
     test: Dataset
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
     target: float
     metric: Metric = accuracy
     preprocess: nn.Module = field(default_factory=nn.Identity)
     unit: str = "samples"
     evaluation_batch: int = 500
     defaults: Defaults = Defaults()
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            name: str,
+            model: Callable[[], nn.Module],
+            train: Data,
+            test: Data,
+            loss: Loss,
+            target: float,
+            metric: Metric = accuracy,
+            preprocess: nn.Module = ...,
+            unit: str = "samples",
+            evaluation_batch: int = 500,
+            defaults: Defaults = ...,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "train", as_dataset(self.train, "train"))
+        object.__setattr__(self, "test", as_dataset(self.test, "test"))
+
+    def build(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """A new model: what `model` returns, with torch modules around Keras models."""
+        return keras_model.build(self.model, self.name, dtype)

@@ -15,26 +15,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from manyhands.core import registry
 from manyhands.core.errors import ManyhandsError, UsageError, choices, shown
-from manyhands.records.spec import file_of
-from manyhands.tasks import TASKS
+from manyhands.records.user_names import file_of, is_brought
+from manyhands.tasks import TASKS, brought
 from manyhands.tasks.base import Task
+from manyhands.tasks.examine import Examination, examine
 
 
 def builder(name: str) -> Callable[..., Task]:
     """The function that builds a task from its options."""
+    if is_brought(name):
+        return brought.builder(name)
     if ".py" not in name:
         found: Callable[..., Task] = registry.member("task", TASKS, name)
         return found
-    path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
-    module = _import(file_of(name) or Path(path), _changed(name))
-    offered = [key for key, value in vars(module).items() if _offers(module, key, value)]
-    if not attribute:
-        raise UsageError(f"{name} is a file: name a task in it, as {name}:NAME ({choices('', offered)})")
-    if attribute not in vars(module):
-        raise UsageError(f"{path} has no task {shown(attribute)} ({choices(attribute, offered)})")
-    value = getattr(module, attribute)
+    value, offered = _in_file(name, "task", _offers)
+    attribute = name.rpartition(":")[2]
     if isinstance(value, Task):
         return lambda: value
     if not callable(value):
@@ -48,9 +47,48 @@ def builder(name: str) -> Callable[..., Task]:
     return made
 
 
+def function(name: str, what: str) -> Callable[..., Any]:
+    """A function of the user's that is not a task: `FILE.py:NAME`, or an object of a Python program."""
+    if is_brought(name):
+        return brought.builder(name, what)
+    value, offered = _in_file(name, what, _is_own_function)
+    if not callable(value):
+        raise UsageError(
+            f"{name} is a {type(value).__name__}, not a function "
+            f"({choices(name.rpartition(':')[2], offered)})"
+        )
+    found: Callable[..., Any] = value
+    return found
+
+
+def _in_file(name: str, what: str, offers: Callable[[ModuleType, str, Any], bool]) -> tuple[Any, list[str]]:
+    """What `FILE.py:NAME` stands for, and the names of this kind that the file offers."""
+    path, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "")
+    module = _import(file_of(name) or Path(path), _changed(name))
+    offered = [key for key, value in vars(module).items() if offers(module, key, value)]
+    if not attribute:
+        raise UsageError(f"{name} is a file: name a {what} in it, as {name}:NAME ({choices('', offered)})")
+    if attribute not in vars(module):
+        raise UsageError(f"{path} has no {what} {shown(attribute)} ({choices(attribute, offered)})")
+    return getattr(module, attribute), offered
+
+
 def build(name: str, options: Mapping[str, Any]) -> Task:
     """Build a task. The last one is cached, so that a second run in the same process starts at once."""
     return _build(name, json.dumps(dict(options), sort_keys=True), _changed(name))
+
+
+def examined(name: str, options: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Examination:
+    """Examine a user's task; the last one is cached. Our own tasks are examined by tests."""
+    if name in TASKS:
+        return Examination((), needs_two=False)
+    return _examined(name, json.dumps(dict(options), sort_keys=True), _changed(name), device, dtype)
+
+
+@lru_cache(maxsize=1)
+def _examined(name: str, options: str, changed: int, device: torch.device, dtype: torch.dtype) -> Examination:
+    with no_exit(name, UsageError):
+        return examine(build(name, json.loads(options)), device, dtype)
 
 
 @lru_cache(maxsize=1)
@@ -79,12 +117,14 @@ def no_exit(who: str, error: type[ManyhandsError] = ManyhandsError) -> Iterator[
 
 
 def _changed(name: str) -> int:
-    """When the file of a task was modified, or 0 without a file: an edited file is imported again."""
+    """When the file of a task was modified: an edited file is imported again. An object has a version."""
+    if is_brought(name):
+        return brought.version(name)
     path = file_of(name)
     return path.stat().st_mtime_ns if path is not None and path.is_file() else 0
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)  # of a task, a recipe and a schedule
 def _import(path: Path, changed: int) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
@@ -116,6 +156,11 @@ def _offers(module: ModuleType, name: str, value: Any) -> bool:
     if "return" in annotations:
         return annotations["return"] in (Task, "Task", "mh.Task", "manyhands.Task")
     return not (name.startswith("_") or isinstance(value, type) or _required(value))
+
+
+def _is_own_function(module: ModuleType, name: str, value: Any) -> bool:
+    mine = getattr(value, "__module__", None) == module.__name__
+    return callable(value) and mine and not name.startswith("_") and not isinstance(value, type)
 
 
 def _required(function: Callable[..., Any]) -> list[str]:

@@ -89,9 +89,9 @@ class ScriptedCompute(Compute):
         super().__init__(loss)
         self._script, self._rank = script, rank
 
-    def update(self, optimizer: Optimizer, *, forget: bool = True) -> None:
+    def update(self, optimizer: Optimizer, *, forget: bool = True, skip: bool = False) -> None:
         self._script.turn(self._rank, "update")
-        super().update(optimizer, forget=forget)
+        super().update(optimizer, forget=forget, skip=skip)
 
 
 class ScriptedData:
@@ -164,14 +164,16 @@ def play(
     script = Script(turns)
     group = ThreadGroup(spec.ranks, timeout=60)
     assert spec.batch is not None
-    order = Order(len(task.train), spec.batch, spec.seed)
+    order = Order.of(len(task.train), spec.batch, spec.seed, drop_last=spec.drop_last)
     journal, dead = ScriptJournal(), set[int]()
     torch.manual_seed(spec.seed)
-    initial = {name: tensor.clone() for name, tensor in task.model().double().state_dict().items()}
+    initial = {
+        name: tensor.clone() for name, tensor in task.build(torch.float64).double().state_dict().items()
+    }
 
     def work(inner: Transport) -> Played | None:
         rank = inner.rank
-        transport, model, clock = Scripted(inner, script), task.model().double(), Clock()
+        transport, model, clock = Scripted(inner, script), task.build(torch.float64).double(), Clock()
         model.load_state_dict(initial)
         clock.start()
         writes = ScriptedCompute(task.loss, script, rank)

@@ -24,7 +24,7 @@ class TaskSuite:
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Outputs of a seeded model in double precision and evaluation mode, and the targets."""
         torch.manual_seed(0)
-        model = self.task.model().double().eval()
+        model = self.task.build(torch.float64).double().eval()
         inputs = copy.deepcopy(self.task.preprocess).double()(batch.inputs)
         return model(inputs.double() if inputs.is_floating_point() else inputs), batch.targets
 
@@ -56,11 +56,11 @@ class TaskSuite:
     def test_the_loss_has_gradients_for_every_parameter(self) -> None:
         """The forward pass uses all parameters."""
         torch.manual_seed(0)
-        model = self.task.model()
+        model = self.task.build()
         batch = self.read(self.task.train, self.first())
         inputs = copy.deepcopy(self.task.preprocess).float()(batch.inputs)
         inputs = inputs.float() if inputs.is_floating_point() else inputs
-        self.task.loss(model(inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
+        self.task.loss(model(inputs), batch.targets).backward()
         assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
     def test_the_same_seed_builds_the_same_model(self) -> None:
@@ -68,7 +68,7 @@ class TaskSuite:
         states = []
         for _ in range(2):
             torch.manual_seed(7)
-            states.append(self.task.model().state_dict())
+            states.append(self.task.build().state_dict())
         for name, tensor in states[0].items():
             assert torch.equal(tensor, states[1][name]), name
 

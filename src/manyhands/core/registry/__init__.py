@@ -58,18 +58,30 @@ class Option(NamedTuple):
 
 
 def options(builder: Builder | type[BaseModel]) -> dict[str, Option]:
-    """The options of a member: the fields of its model, or the keyword-only parameters of its builder."""
+    """The options of a member: the fields of its model, or the parameters of its builder that have a default.
+
+    A parameter without an annotation has the type of its default.
+    """
     if isinstance(builder, type) and issubclass(builder, BaseModel):
         return {
             name: Option(name, field.annotation, field.default, field.description or "")
             for name, field in builder.model_fields.items()
         }
-    signature = inspect.signature(builder, eval_str=True)
+    try:
+        signature = inspect.signature(builder, eval_str=True)
+    except NameError:  # a function that was sent to a worker has left the names of its annotations behind
+        signature = inspect.signature(builder)
     return {
-        name: Option(name, parameter.annotation, parameter.default)
+        name: Option(name, _type_of(parameter), parameter.default)
         for name, parameter in signature.parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if parameter.default is not parameter.empty or parameter.kind is parameter.KEYWORD_ONLY
     }
+
+
+def _type_of(parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    return type(parameter.default) if isinstance(parameter.default, bool | int | float | str) else Any
 
 
 def parse(owner: str, builder: Builder | type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:

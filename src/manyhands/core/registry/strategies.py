@@ -39,6 +39,7 @@ class StrategyEntry(Entry):
     noise_scale: bool = False  # gradients of parts of a batch and of the whole are seen
     sync_batchnorm: bool = False
     offload: bool = True  # with several workers
+    scope: str = "model"  # what of a model one optimizer sees: all of it, whole `parameters`, or `elements`
     autotuned: bool = False  # `--workers auto` may choose it
 
     # where it runs
@@ -65,6 +66,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
         noise_scale=True,
         sync_batchnorm=True,
         autotuned=True,
+        scope="parameters",
     ),
     "average": StrategyEntry(
         where="manyhands.strategies.local_sgd.average:Average",
@@ -102,6 +104,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
         staged=True,
         serial=True,
         accumulate=False,
+        scope="parameters",
         check="manyhands.strategies.pipeline.stage_checks:check",
     ),
     "pipeline": StrategyEntry(
@@ -110,12 +113,14 @@ STRATEGIES: dict[str, StrategyEntry] = {
         options=PipelineOptions,
         staged=True,
         accumulate=False,
+        scope="parameters",
         check="manyhands.strategies.pipeline.stage_checks:check",
     ),
     "sharded": StrategyEntry(
         where="manyhands.strategies.sharded.worker:sharded",
         says="parameters, gradients and optimizer state in shards, gathered layer by layer (FSDP)",
         offload=False,
+        scope="elements",
         transports=("torch",),
         transport_reason="is torch's fully_shard, which speaks through torch.distributed: transport "
         "{transport} cannot carry it, use torch",

@@ -113,7 +113,7 @@ def _checked(
     state = read(saved.state, limit)
     ranks = len(state.random)
     check_generators(saved.tensors, ranks)
-    before, now = state.optimizer, context.recipe.optimizer
+    before, now = state.optimizer, context.recipe.saved_as
     tensors = saved.tensors if before == now else without_optimizer(saved.tensors)
     checking = Checking(context.worker.model, context.recipe, ranks, converts)
     tensors = checking.check(tensors)

@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from manyhands.engine.checkpoint.storage import MismatchError
 from manyhands.engine.position import Position, Seconds
 from manyhands.recipes.base import OptimizerName
 from manyhands.records.record import Evaluation
+from manyhands.strategies.precision import LARGEST_SCALE, SMALLEST_SCALE
 
 MAX_RANKS = 2**16
 _WORDS = 624  # of a Mersenne twister
+_OWN = re.compile(r"own: [\w .+]{1,200}")
 _RANDOM = re.compile(r"random/(?:(0|[1-9][0-9]{0,5})/)?(torch|cuda(?:/[0-9]{1,4})?)")
 
 
@@ -59,6 +61,16 @@ class Generators(BaseModel):
             raise ValueError(f"is not a state of {info.field_name}'s generator") from None
 
 
+class ScaleState(BaseModel):
+    """How a rank scales its loss, with --precision fp16."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    scale: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)]
+    good: Annotated[int, Field(ge=0, le=2**31)]
+    skipped: Annotated[int, Field(ge=0, le=2**53)]
+
+
 class SavedState(BaseModel):
     """What a checkpoint holds beside the tensors."""
 
@@ -67,12 +79,26 @@ class SavedState(BaseModel):
     position: Position
     clock: Annotated[dict[Annotated[str, Field(pattern="^[a-z_]{1,32}$")], Seconds], Field(max_length=64)]
     random: Annotated[list[Generators], Field(min_length=1, max_length=MAX_RANKS)]  # by rank
-    optimizer: OptimizerName
+    optimizer: str  # its name in manyhands, or `own: CLASS`
+    precision: Annotated[list[ScaleState], Field(max_length=MAX_RANKS)] = []  # by rank, if a loss is scaled
+
+    def precision_of(self, rank: int) -> dict[str, float]:
+        """How a rank scaled its loss; a rank that was not there begins like the first one."""
+        if not self.precision:
+            return {}
+        return self.precision[rank if rank < len(self.precision) else 0].model_dump()
 
     @field_validator("position")
     @classmethod
     def _possible(cls, value: Position) -> Position:
         _check_position(value)
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if value not in get_args(OptimizerName) and not _OWN.fullmatch(value):
+            raise ValueError(f"{value[:40]!r} is not the name of an optimizer")
         return value
 
     @field_validator("random", mode="before")

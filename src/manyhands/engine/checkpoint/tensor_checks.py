@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.engine.checkpoint.storage import MismatchError
-from manyhands.recipes import optimizers
-from manyhands.recipes.base import Recipe
+from manyhands.recipes.own_recipe import AnyRecipe
+from manyhands.recipes.state_layout import Kept, state_layout
+from manyhands.strategies.state import as_tensor
 
 _RANK = "(?:0|[1-9][0-9]{0,5})"
 _HELD = re.compile(
@@ -29,7 +30,8 @@ _HELD = re.compile(
     re.DOTALL,
 )
 _LOCAL_SGD = re.compile(r"average/(?P<what>[a-z_]{1,40})(?:/(?P<tensor>.+))?", re.DOTALL)
-_PER_RANK = ("used", "losses")  # of local SGD: one number per rank
+_PER_RANK = ("used", "losses")  # of local SGD: one number per rank ...
+_WEIGHTS = ("used_weights", "loss_weights")  # ... and, if its loss has weights
 _STEP_TYPES = (torch.float32, torch.float64)  # in which optimizers count steps
 _COMPILED = "_orig_mod."
 
@@ -59,7 +61,7 @@ class Checking:
     """Checks a checkpoint against a new model; tensors of type `converts` may be converted to its type."""
 
     def __init__(
-        self, model: nn.Module, recipe: Recipe, ranks: int, converts: torch.dtype | None = None
+        self, model: nn.Module, recipe: AnyRecipe, ranks: int, converts: torch.dtype | None = None
     ) -> None:
         tensors = model.state_dict(keep_vars=True)
         self._named = plain if len({plain(name) for name in tensors}) == len(tensors) else str
@@ -67,9 +69,10 @@ class Checking:
         everything = model.named_parameters(remove_duplicate=False)
         self._parameters = {self._named(name) for name, _ in everything}
         self._ranks, self._converts = ranks, converts
-        self._needed = _state_names(recipe)
+        layout = state_layout(recipe, model)
+        self._kept = {self._named(name): kept for name, kept in layout.items()}
         # momentum may have been switched off since
-        self._allowed = self._needed | ({"momentum_buffer"} if recipe.optimizer == "sgd" else set())
+        self._optional = {"momentum_buffer"} if recipe.optimizer == "sgd" else set()
         self.converted = False
 
     def check(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -111,13 +114,16 @@ class Checking:
             raise MismatchError(f"the checkpoint holds {_short(name)}, which no run writes")
         return holder
 
-    def _fit(self, name: str, tensor: Tensor, own: str, *, finite: bool = False) -> Tensor:
-        """Check shape, type and, except for masks, finiteness of a tensor of the model."""
+    def _fit(
+        self, name: str, tensor: Tensor, own: str, *, finite: bool = False, shape: torch.Size | None = None
+    ) -> Tensor:
+        """Check shape, type and, except for masks, finiteness of a tensor of the model, or kept for it."""
         if own not in self._wanted:
             raise _another(f"{_short(name)} is in only one of them")
         wanted = self._wanted[own]
-        if tensor.shape != wanted.shape:
-            raise _another(f"{_short(name)} is {tuple(tensor.shape)} instead of {tuple(wanted.shape)}")
+        shape = wanted.shape if shape is None else shape
+        if tensor.shape != shape:
+            raise _another(f"{_short(name)} is {tuple(tensor.shape)} instead of {tuple(shape)}")
         if tensor.dtype != wanted.dtype:
             if tensor.dtype != self._converts or not wanted.dtype.is_floating_point:
                 raise _another(f"{_short(name)} is {_kind(tensor.dtype)} instead of {_kind(wanted.dtype)}")
@@ -128,12 +134,23 @@ class Checking:
 
     def _optimizer_state(self, name: str, tensor: Tensor, own: str, what: str) -> Tensor:
         """Check the optimizer state of a parameter: a tensor of its shape, or a count of steps."""
-        if own not in self._parameters or what not in self._allowed:
+        kept = self._kept.get(own, Kept({}, {}))
+        if own in self._parameters and what in kept.scalars:
+            return self._scalar(name, tensor, what, kept.scalars[what])
+        if own not in self._parameters or (what not in kept.tensors and what not in self._optional):
             raise _another(f"{_short(name)} is in only one of them")
-        if what != "step":
-            return self._fit(name, tensor, own, finite=True)
-        if tensor.shape != () or tensor.dtype not in _STEP_TYPES or not 0 <= float(tensor) <= 2**53:
-            raise _another(f"{_short(name)} is not a count of steps")
+        shape = kept.tensors[what].shape if what in kept.tensors else None
+        return self._fit(name, tensor, own, finite=True, shape=shape)
+
+    def _scalar(self, name: str, tensor: Tensor, what: str, first: Tensor | float) -> Tensor:
+        """Check what an optimizer keeps once per parameter: a count of steps, or another number."""
+        if what == "step":
+            if tensor.shape != () or tensor.dtype not in _STEP_TYPES or not 0 <= float(tensor) <= 2**53:
+                raise _another(f"{_short(name)} is not a count of steps")
+            return tensor
+        wanted = as_tensor(first)
+        if tensor.shape != () or tensor.dtype != wanted.dtype or not _is_finite(tensor):
+            raise _another(f"{_short(name)} is not a number of type {_kind(wanted.dtype)}")
         return tensor
 
     def _local_sgd_state(self, name: str, tensor: Tensor, what: str, of: str | None) -> dict[str, Tensor]:
@@ -142,7 +159,9 @@ class Checking:
             own = self._named(of)
             fitting = self._fit(name, tensor, own)
             return {f"average/{what}/{self._wanted[own].name}": fitting}
-        right = tensor.dtype in (torch.int64, torch.float64) and tensor.dim() == (what in _PER_RANK)
+        right = tensor.dtype in (torch.int64, torch.float64) and tensor.dim() == (
+            what in _PER_RANK + _WEIGHTS
+        )
         if not right or (what != "losses" and not bool((tensor >= 0).all() and _is_finite(tensor))):
             raise MismatchError(f"the checkpoint's {_short(name)} is not a state of local SGD")
         return {name: tensor}
@@ -156,7 +175,8 @@ class Checking:
             if missing := sorted(self._wanted.keys() - set(held.get(holder, ()))):
                 raise _another(f"{holder}model/{missing[0]} is in only one of them")
         for (holder, own), kinds in states.items():
-            if missing := sorted(self._needed - kinds):
+            kept = self._kept.get(own, Kept({}, {}))
+            if missing := sorted({*kept.tensors, *kept.scalars} - kinds):
                 raise _another(f"{holder}optimizer/{missing[0]}/{own} is in only one of them")
 
 
@@ -180,20 +200,12 @@ def _wanted(name: str, tensor: Tensor) -> TensorSpec:
     )
 
 
-def _state_names(recipe: Recipe) -> set[str]:
-    """The names of the optimizer state of a parameter, found by one step of the optimizer."""
-    probe = torch.zeros(1)
-    probe.grad = torch.zeros_like(probe)
-    optimizer = optimizers.build(recipe, [("probe", probe)], ())
-    optimizer.step()
-    return {what for what, value in optimizer.state[probe].items() if isinstance(value, Tensor)}
-
-
 def _check_local_sgd(tensors: Mapping[str, Tensor], ranks: int) -> None:
     """Check that the state of local SGD is complete."""
     if "average/used" not in tensors:
         return
-    for name in ("average/outer", *(f"average/{what}" for what in _PER_RANK)):
+    weighted = any(f"average/{what}" in tensors for what in _WEIGHTS)
+    for name in ("average/outer", *(f"average/{what}" for what in _PER_RANK + _WEIGHTS * weighted)):
         if name not in tensors or (tensors[name].dim() and len(tensors[name]) != ranks):
             raise MismatchError(f"the checkpoint's {name} is not a state of local SGD with {ranks} workers")
 

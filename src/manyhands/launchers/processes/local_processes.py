@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
+from manyhands.core.environment import READ_BY_TORCH
 from manyhands.core.errors import WorkerFailedError
 from manyhands.core.formatting import plural
 from manyhands.launchers.control.connection import Connection
@@ -87,7 +88,8 @@ class ForkServerProcess:
             self._process.wait()
 
 
-_fork_servers: dict[tuple[str, ...], ForkServerProcess] = {}
+_Key = tuple[tuple[str, ...], tuple[str | None, ...]]  # modules, and settings that are read with torch
+_fork_servers: dict[_Key, ForkServerProcess] = {}
 _lock = threading.Lock()
 _exiting = False
 
@@ -97,11 +99,12 @@ def fork_server(modules: tuple[str, ...]) -> ForkServerProcess:
     with _lock:
         if _exiting:
             raise WorkerFailedError("this process is exiting and starts no more workers")
-        found = _fork_servers.get(modules)
+        key = modules, tuple(os.environ.get(name) for name in READ_BY_TORCH)
+        found = _fork_servers.get(key)
         if found is None or found.owner != os.getpid() or not found.is_alive():
             if found is not None:
                 found.close()
-            found = _fork_servers[modules] = ForkServerProcess(modules)
+            found = _fork_servers[key] = ForkServerProcess(modules)
         return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from manyhands.core.errors import ManyhandsError, WorkerFailedError
+from manyhands.core.rank_info import ENOUGH
 from manyhands.launchers.base import GroupProcesses, SupervisionOptions
 from manyhands.launchers.control.remote_calls import NONE, CallResult
 from manyhands.launchers.control.server import ControlEvent, ControlServer
@@ -154,7 +155,7 @@ class WorkerGroup:
             if event.rank in self._failures.joining:
                 self._server.send(event.rank, *self._call, self._server.gone, self._server.posted)
                 if self._stop_sent:
-                    self._server.send(event.rank, "stop", self._stop_signal())
+                    self._server.send(event.rank, "stop", self._asked_to_stop())
         elif event.kind == "joined" and event.content[0] == self._number:
             self._failures.joined(event.rank)
         elif event.kind == "lost":
@@ -194,10 +195,15 @@ class WorkerGroup:
         return [one for one in self._workers if one.failed_at is not None]
 
     def _pass_on_stop(self) -> None:
-        number = self._stop_signal()
+        number = self._asked_to_stop()
         if number is not None and not self._stop_sent:
             self._stop_sent = True
             self._server.send_all("stop", number)
+
+    def _asked_to_stop(self) -> int | None:
+        """The signal that this process got, or ENOUGH if the work may end."""
+        number = self._stop_signal()
+        return ENOUGH if number is None and self._supervision.enough() else number
 
     # ------------------------------------------------------------------ failing
     def _cause_is_known(self, now: float) -> bool:

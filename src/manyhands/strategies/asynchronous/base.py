@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from manyhands.data.base import Batch
 from manyhands.data.order import Order
-from manyhands.strategies.asynchronous.work_queue import Lease, QueueStage, WorkQueue
+from manyhands.strategies.asynchronous.work_queue import EvaluationSums, Lease, QueueStage, WorkQueue
 from manyhands.strategies.base import Setup
 
 POLL_SECONDS = 0.01  # between two looks at what changes without a message: a worker is gone, a signal came
@@ -63,7 +63,7 @@ class AsyncWorker(ABC):
         """Train on a leased piece: its mean gradient updates the parameters."""
 
     @abstractmethod
-    def tested(self, score: float, loss: float) -> None:
+    def tested(self, sums: EvaluationSums) -> None:
         """Report the evaluation of the leased part of the test set."""
 
     @abstractmethod

@@ -27,10 +27,17 @@ from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.asynchronous.base import POLL_SECONDS, AsynchronousSetup, AsyncWorker, QueueOwner
-from manyhands.strategies.asynchronous.work_queue import Lease, LeaseKind, QueueStage, WorkQueue
+from manyhands.strategies.asynchronous.work_queue import (
+    EvaluationSums,
+    Lease,
+    LeaseKind,
+    QueueStage,
+    WorkQueue,
+)
+from manyhands.strategies.base import gradients_of
 from manyhands.strategies.consistency import broadcast_buffers, check_same_model
 from manyhands.strategies.flat_layout import ParameterSlot, lay_out
-from manyhands.strategies.sparse_gradients import sparse_parameters, total_norm
+from manyhands.strategies.sparse_gradients import total_norm
 
 
 @final
@@ -52,12 +59,7 @@ class Hogwild(AsyncWorker, QueueOwner):
         memory = setup.transport.share("queue", WorkQueue.size(ranks))
         self.queue = WorkQueue(memory.numpy(), ranks, setup.work.order, setup.work.parts)
         self._poll: Callable[[], None] = lambda: None  # only rank 0 has something to poll
-        self._optimizer = optimizers.build(
-            setup.recipe,
-            self.model.named_parameters(),
-            optimizers.undecayed(self.model),
-            sparse=sparse_parameters(self.model),
-        )
+        self._optimizer = optimizers.for_model(setup.recipe, self.model, sparse=True)
 
     # ---- a worker
 
@@ -86,19 +88,24 @@ class Hogwild(AsyncWorker, QueueOwner):
             loss = compute.forward(self.model, batch, weight=batch.size / lease.size)
             compute.backward(loss)
             mean += loss.item()
+        weight = compute.take_weight() or 1.0
+        mean /= weight
+        skip = compute.overflows(gradients_of(self.model.parameters()))
+        if (divisor := weight * compute.scale) != 1.0:
+            compute.divide(self.model.parameters(), divisor)
         if self._clip is not None:
             compute.clip(self.model.parameters(), self._clip, total_norm)
         optimizers.set_lr(self._optimizer, lr)
-        compute.update(self._optimizer)
+        compute.update(self._optimizer, skip=skip)
         while queue.is_full:
             self._poll()
             self._transport.wait_for(lambda: not queue.is_full, POLL_SECONDS, "room")
         with self.lock():
             queue.trained(self.rank, mean, lr, queue.updates - version)
 
-    def tested(self, score: float, loss: float) -> None:
+    def tested(self, sums: EvaluationSums) -> None:
         with self.lock():
-            self.queue.tested(self.rank, score, loss)
+            self.queue.tested(self.rank, sums)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Rank 0 writes the shared model; each rank loads the optimizer state."""

@@ -12,7 +12,8 @@ from manyhands.data.base import Batch
 from manyhands.strategies.asynchronous.base import AsynchronousSetup, AsyncWorker
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
 from manyhands.strategies.asynchronous.server_channel import ServerChannel, ServerReply, ServerRequest, Verb
-from manyhands.strategies.asynchronous.work_queue import Lease, QueueStage
+from manyhands.strategies.asynchronous.work_queue import EvaluationSums, Lease, QueueStage
+from manyhands.strategies.base import gradients_of
 from manyhands.strategies.flat_layout import redirect_gradient
 from manyhands.strategies.options import ServerOptions
 
@@ -77,9 +78,17 @@ class Client(AsyncWorker):
             loss = compute.forward(self.model, batch, weight=batch.size / lease.size)
             compute.backward(loss)
             mean += loss.item()
+        skip = compute.overflows(gradients_of(self._with_gradients()))
+        if skip:  # then it is as if no parameter had a gradient
+            self._touched[:] = [False] * len(self._touched)
         for gradient, touched in zip(self._gradients, self._touched, strict=True):
             if not touched:  # it has the gradient of an earlier step, which a sum or a round would add again
                 gradient.zero_()
+        weight = compute.take_weight() or 1.0
+        mean /= weight
+        if (divisor := weight * compute.scale) != 1.0:
+            compute.divide(self._with_gradients(), divisor)
+        compute.stepped(skipped=skip)
         if self._clip is not None:
             compute.clip(self._with_gradients(), self._clip)
         self._since_pull += 1
@@ -96,9 +105,9 @@ class Client(AsyncWorker):
             self._push(lr)
         self._report = ServerRequest(Verb.TRAINED, pushed=pushes, lr=lr, loss=mean)
 
-    def tested(self, score: float, loss: float) -> None:
+    def tested(self, sums: EvaluationSums) -> None:
         """Report the sums with the next request."""
-        self._report = ServerRequest(Verb.TESTED, score=score, loss=loss)
+        self._report = ServerRequest(Verb.TESTED, **sums._asdict())
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Wait until the servers have loaded the state; a worker pulls it."""

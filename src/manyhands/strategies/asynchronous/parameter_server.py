@@ -39,7 +39,7 @@ from manyhands.strategies.asynchronous.server_channel import (
     Verb,
     server_channel,
 )
-from manyhands.strategies.asynchronous.work_queue import LeaseKind, QueueStage, WorkQueue
+from manyhands.strategies.asynchronous.work_queue import EvaluationSums, LeaseKind, QueueStage, WorkQueue
 from manyhands.strategies.consistency import broadcast_buffers, check_same_model
 from manyhands.strategies.options import ServerOptions
 from manyhands.strategies.sparse_gradients import refuse
@@ -107,6 +107,7 @@ class QueueServer(ParameterServer, QueueOwner):
         self._waiting: dict[int, ServerRequest] = {}  # workers that asked for a lease and have none
         self._round: dict[int, ServerRequest] = {}  # workers whose gradients wait for those of others
         self._poll: Callable[[], None] = lambda: None
+        self._scales = setup.compute.scale != 1.0
 
     def serve(self, count: Callable[[], None]) -> None:
         """Answer until every worker knows that the run is over."""
@@ -156,7 +157,7 @@ class QueueServer(ParameterServer, QueueOwner):
             self._expected.discard(rank)
             queue.enter(rank)
         elif request.verb is Verb.TESTED:
-            queue.tested(rank, request.score, request.loss)
+            queue.tested(rank, EvaluationSums(request.score, request.loss, request.weight))
         elif request.verb is Verb.FLUSH:
             own.apply(self._channel.pushed(rank), request.lr)
             queue.flushed()
@@ -210,10 +211,12 @@ class QueueServer(ParameterServer, QueueOwner):
         """Make one update with the mean gradient of all samples of the round (law 4)."""
         requests, queue = dict(sorted(self._round.items())), self.queue
         sizes = {rank: queue.size_of(rank) for rank in requests}
-        rows, total = [self._channel.pushed(rank) for rank in requests], sum(sizes.values())
+        pushed = {rank: self._channel.pushed(rank) for rank in requests}
+        used = [rank for rank in requests if not self._overflowed(pushed[rank])] or list(requests)
+        rows, total = [pushed[rank] for rank in used], sum(sizes[rank] for rank in used)
         flags = torch.stack([self._store.flags(row) for row in rows]).amax(dim=0)
-        for row, size in zip(rows, sizes.values(), strict=True):
-            row.mul_(size / total)
+        for rank, row in zip(used, rows, strict=True):
+            row.mul_(sizes[rank] / total)
         for row in rows[1:]:
             rows[0].add_(row)
         self._store.flags(rows[0]).copy_(flags)
@@ -223,3 +226,7 @@ class QueueServer(ParameterServer, QueueOwner):
             queue.trained(rank, request.loss, request.lr, 0, applied=number == 0)
         self._waiting |= requests
         self._round.clear()
+
+    def _overflowed(self, row: Tensor) -> bool:
+        """Whether a worker has pushed nothing because its gradients were too large for float16."""
+        return self._scales and not bool(self._store.flags(row).any())

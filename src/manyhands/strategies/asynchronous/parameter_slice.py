@@ -14,6 +14,7 @@ from manyhands.strategies.asynchronous.base import AsynchronousSetup
 from manyhands.strategies.asynchronous.parameter_store import ParameterStore
 from manyhands.strategies.asynchronous.server_channel import ServerChannel, ServerRequest, Verb
 from manyhands.strategies.asynchronous.staleness import velocity_kept
+from manyhands.strategies.flat_layout import ParameterSlot
 from manyhands.strategies.options import ServerOptions
 
 
@@ -32,10 +33,9 @@ class ParameterSlice:
         setup.transport.barrier()
         store.bind(channel.values)
         self._part = store.slice_of(self._rank)
-        self._slices = {slot.name: channel.values[slot.within(self._part)] for slot in store.slots}
-        self._optimizer = optimizers.build(
-            setup.recipe, self._slices.items(), optimizers.undecayed(setup.model)
-        )
+        self._whole = setup.recipe.scope != "elements"  # then there is one server, which has all parameters
+        self._slices = {slot.name: self._of(slot, channel.values) for slot in store.slots}
+        self._optimizer = optimizers.for_model(setup.recipe, setup.model, self._slices)
         self.version = 0
         self.count: Callable[[], None] = lambda: None  # called after each update
 
@@ -45,7 +45,7 @@ class ParameterSlice:
         divisor = max(1, staleness) if self._options.staleness_aware else 1
         flags = store.flags(row).tolist()
         for slot, had_gradient in zip(store.slots, flags, strict=True):
-            self._slices[slot.name].grad = row[slot.within(self._part)] if had_gradient else None
+            self._slices[slot.name].grad = self._of(slot, row) if had_gradient else None
         optimizers.set_lr(self._optimizer, lr / divisor)
         with channel.change(), velocity_kept(self._optimizer, divisor):
             self._compute.update(self._optimizer, forget=False)
@@ -74,6 +74,8 @@ class ParameterSlice:
                 reply = channel.ask(other, ServerRequest(Verb.PULL))
                 channel.pull(other, channel.values, reply)
         store.load_buffers(channel.values)
+        if self._whole:
+            return state.pack(self._model, self._optimizer)
         numbers = iter(range(2**31))
 
         def consolidate(pieces: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -90,7 +92,12 @@ class ParameterSlice:
         if self._fills:
             state.unpack_model(tensors, self._model)
             self._store.fill(self._channel.values)
-        state.unpack_optimizer(
-            tensors, self._optimizer, lambda name, tensor: self._store.piece(self._rank, name, tensor)
-        )
+        state.unpack_optimizer(tensors, self._optimizer, self._piece)
         self._transport.barrier()
+
+    def _of(self, slot: ParameterSlot, flat: Tensor) -> Tensor:
+        """What this server holds of a parameter, or of its gradient: a slice, or the whole in its shape."""
+        return slot.view(flat) if self._whole else flat[slot.within(self._part)]
+
+    def _piece(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor if self._whole else self._store.piece(self._rank, name, tensor)

@@ -47,16 +47,17 @@ class ServerRequest(NamedTuple):
     lr: float = 0.0
     loss: float = 0.0
     score: float = 0.0
+    weight: float = 0.0  # of the losses of a part of the test set
     number: int = 0  # of the kind of optimizer state to fetch
 
     @classmethod
     def of(cls, numbers: list[float]) -> ServerRequest:
         """From a row of numbers."""
-        verb, stage, pushed, pull, holding, version, lr, loss, score, number = numbers[: len(cls._fields)]
+        verb, stage, pushed, pull, holding, version, *values, number = numbers[: len(cls._fields)]
         flags = bool(pushed), bool(pull), bool(holding)
-        return cls(
-            Verb(int(verb)), QueueStage(int(stage)), *flags, int(version), lr, loss, score, int(number)
-        )
+        lr, loss, score, weight = values
+        told = Verb(int(verb)), QueueStage(int(stage))
+        return cls(*told, *flags, int(version), lr, loss, score, weight, int(number))
 
 
 class ServerReply(NamedTuple):

@@ -63,6 +63,14 @@ class Update(NamedTuple):
     staleness: int  # updates between reading the parameters and writing them; -1: kept for a later push
 
 
+class EvaluationSums(NamedTuple):
+    """Sums over samples of the test set."""
+
+    score: float
+    loss: float
+    weight: float  # of the losses: the number of samples, unless the loss has weights of its own
+
+
 _LOG = 4096  # updates that may wait to be read
 _HEAD = 16
 (_STAGE, _TAKEN, _UNTIL, _TESTED, _UPDATES, _PIECES, _SAMPLES, _LOGGED, _READ, _RETURNED) = range(10)
@@ -70,7 +78,8 @@ _WRITER = 10  # the rank that is changing the queue, counted from 1; it stays if
 _ROW = 9
 (_KIND, _START, _SIZE, _STEPS, _DONE, _DROPPED, _PRESENT, _VERSION, _PROGRESS) = range(9)
 _RETURN = 3  # kind, start, size
-_UNDO = _HEAD + _ROW + 2
+_SUM = 3  # score, loss, weight
+_UNDO = _HEAD + _ROW + _SUM
 
 
 @final
@@ -81,17 +90,17 @@ class WorkQueue:
         """`memory` is zeroed, of `size(ranks)` bytes; a global batch is divided into `parts` pieces."""
         self._order, self._parts, self.ranks = order, parts, ranks
         numbers = memory[: self.size(ranks)].view(np.int64)
-        borders = np.cumsum([_HEAD, _ROW * ranks, _RETURN * 2 * ranks, 2 * ranks, _UNDO])
+        borders = np.cumsum([_HEAD, _ROW * ranks, _RETURN * 2 * ranks, _SUM * ranks, _UNDO])
         self._head, rows, returned, sums, undo, log = np.split(numbers, borders)
         self._rows, self._returned = rows.reshape(ranks, _ROW), returned.reshape(2 * ranks, _RETURN)
-        self._sums = sums.view(np.float64).reshape(ranks, 2)
-        self._undo = undo[:_HEAD], undo[_HEAD:-2], undo[-2:].view(np.float64)
+        self._sums = sums.view(np.float64).reshape(ranks, _SUM)
+        self._undo = undo[:_HEAD], undo[_HEAD:-_SUM], undo[-_SUM:].view(np.float64)
         self._log = log.view(np.float64).reshape(_LOG, len(Update._fields))
 
     @staticmethod
     def size(ranks: int) -> int:
         """Bytes of memory that a queue needs."""
-        return 8 * (_HEAD + (_ROW + 2 * _RETURN + 2) * ranks + _UNDO + _LOG * len(Update._fields))
+        return 8 * (_HEAD + (_ROW + 2 * _RETURN + _SUM) * ranks + _UNDO + _LOG * len(Update._fields))
 
     @contextmanager
     def changing(self, rank: int) -> Iterator[None]:
@@ -161,9 +170,9 @@ class WorkQueue:
         """This rank was told that the run is over."""
         self._rows[rank, _PRESENT] = 0
 
-    def tested(self, rank: int, score: float, loss: float) -> None:
-        """This rank's part of the test set is evaluated: sums over its samples."""
-        self._sums[rank] += score, loss
+    def tested(self, rank: int, sums: EvaluationSums) -> None:
+        """This rank's part of the test set is evaluated."""
+        self._sums[rank] += sums
         self._rows[rank, _KIND] = LeaseKind.LATER
 
     @property
@@ -250,10 +259,9 @@ class WorkQueue:
         return int(self._rows[:, _PRESENT].sum())
 
     @property
-    def sums(self) -> tuple[float, float]:
-        """Sums of scores and losses over the test set."""
-        score, loss = self._sums.sum(axis=0).tolist()
-        return score, loss
+    def sums(self) -> EvaluationSums:
+        """Sums over the test set."""
+        return EvaluationSums(*self._sums.sum(axis=0).tolist())
 
     def size_of(self, rank: int) -> int:
         """Samples of the piece that this rank works on."""

@@ -33,7 +33,7 @@ class AllReduce(SynchronousWorker):
         check_same_model(setup.model, setup.transport)
         broadcast_buffers(setup.model, setup.transport)
         model = synchronize(setup.model, setup.transport) if setup.sync_batchnorm else setup.model
-        arena = Arena(model, setup.transport, trained_parameters(model))
+        arena = Arena(model, setup.transport, trained_parameters(model), scope=setup.recipe.scope)
         arena.broadcast()
         super().__init__(setup, model, arena)
 

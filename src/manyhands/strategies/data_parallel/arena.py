@@ -12,12 +12,13 @@ with nothing to copy back, and two barriers per step.
     headers     [ of worker 0 ][ of worker 1 ]                  summed by all
 
 Between hosts, slice i and the step header travel between the workers i (`transport.across`). A worker alone
-on its host has one slice, which is everything. Each dtype has a bucket of its own.
+on its host has one slice, which is everything. Each dtype has a bucket of its own. For an optimizer that
+needs whole parameters, slices have their borders between parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,8 +27,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyhands.recipes.base import Scope
 from manyhands.strategies import state
-from manyhands.strategies.flat_layout import ParameterSlot, aligned, lay_out, redirect_gradient, slice_of
+from manyhands.strategies.flat_layout import (
+    ParameterSlot,
+    aligned,
+    dealt_slice,
+    lay_out,
+    redirect_gradient,
+    slice_of,
+)
+from manyhands.strategies.gather import named_at_rank_0
 from manyhands.strategies.step_header import StepHeader
 from manyhands.transports.base import Transport, inside
 
@@ -97,9 +107,10 @@ class Arena:
         named: Mapping[str, nn.Parameter],
         stages: int = 1,
         own: Collection[str] | None = None,
+        scope: Scope = "elements",
     ) -> None:
         self._host, self._across = transport.on_host, transport.across
-        self._leads = transport.rank == 0
+        self._leads, self._deals = transport.rank == 0, scope != "elements"
         self._rows, self._row = self._host.size // stages, self._host.rank // stages
         self.named = named
         fills = [own is None or name in own for name in named]
@@ -112,7 +123,7 @@ class Arena:
         self._sums = [each for bucket in self._buckets for each in bucket.sums(self._row)]
         with_header = next(bucket for bucket in self._buckets if bucket.header.numel())
         self.header.bind(with_header.headers[self._host.rank], with_header.header)
-        self.slices = {name: self._slice(name) for name in named}
+        self.slices = self._make_slices()
         self._gradients = {name: tensor.grad for name, tensor in self.slices.items()}
         self._missing: list[int] = []
         self._names = list(named)
@@ -121,6 +132,14 @@ class Arena:
                 self._redirect(name, parameter)
 
     # ---- a step
+
+    @property
+    def own(self) -> Iterator[Tensor]:
+        """The gradients that this worker has put into its row in this step."""
+        for name, touched, others in zip(self._names, self.touched, self._untouched, strict=True):
+            if touched and not others:
+                bucket, slot = self._slots[name]
+                yield slot.view(bucket.rows[self._row])
 
     def begin(self) -> None:
         """Discard the gradients of the last step: the first ones of this step overwrite them."""
@@ -140,10 +159,11 @@ class Arena:
     def skip(self, missing: list[int]) -> None:
         """Do not update parameters without a gradient at any worker, as a single process would not."""
         for number in self._missing:
-            name = self._names[number]
-            self.slices[name].grad = self._gradients[name]
+            if (name := self._names[number]) in self.slices:
+                self.slices[name].grad = self._gradients[name]
         for number in missing:
-            self.slices[self._names[number]].grad = None
+            if (name := self._names[number]) in self.slices:
+                self.slices[name].grad = None
         self._missing = missing
 
     def publish(self) -> None:
@@ -166,8 +186,15 @@ class Arena:
 
     def collect(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
         """The model and all slices of the optimizer state, at rank 0; nothing at the others."""
-        packed = state.pack(model, optimizer, self.gathered)
-        return packed if self._leads else {}
+        if not self._deals:
+            packed = state.pack(model, optimizer, self.gathered)
+            return packed if self._leads else {}
+        packed = state.pack(model, optimizer)
+        own = {name: tensor for name, tensor in packed.items() if name.startswith("optimizer/")}
+        if self._across.rank:  # the workers of rank 0's host have all of it
+            return {}
+        found = named_at_rank_0(self._host, own)
+        return {**packed, **found} if self._leads else {}
 
     def restore(self, tensors: Mapping[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
         """Load the model, and this worker's slices of the optimizer state."""
@@ -180,6 +207,9 @@ class Arena:
 
     def norm(self, slices: list[Tensor]) -> Tensor:
         """The norm of the whole gradient."""
+        if self._deals:  # each worker has other parameters
+            square = sum((tensor.square().sum() for tensor in slices), torch.zeros(()))
+            return self._host.all_reduce(torch.as_tensor(square).reshape(1)).sqrt_().reshape(())
         if not slices:  # no parameter had a gradient, anywhere
             return torch.zeros(())
         found: Tensor = torch.linalg.vector_norm(self.norms(slices))
@@ -205,7 +235,7 @@ class Arena:
     def piece(self, name: str, tensor: Tensor) -> Tensor:
         """This worker's slice of a whole tensor."""
         bucket, slot = self._slots[name]
-        return slot.piece(bucket.part, tensor)
+        return tensor if self._deals else slot.piece(bucket.part, tensor)
 
     # ---- building
 
@@ -218,7 +248,10 @@ class Arena:
         for plan, block in zip(plans, torch.split(memory, sizes), strict=True):
             flat = block.view(plan.dtype)
             parameters, *rest = torch.split(flat, plan.sizes(self._rows, host.size))
-            part = slice_of(plan.length, host.rank, host.size)
+            deal = (host.rank, host.size)
+            part = (
+                dealt_slice(plan.slots, plan.length, *deal) if self._deals else slice_of(plan.length, *deal)
+            )
             rows, headers = rest[: self._rows], [each[: plan.header] for each in rest[self._rows :]]
             sums = self._targets(plan, flat[plan.length :], rows, part)
             buckets.append(DtypeBucket(plan.slots, parameters, rows, headers, part, *sums))
@@ -263,6 +296,13 @@ class Arena:
         for slot in bucket.slots:
             slot.parameter.data = slot.view(bucket.parameters)
 
+    def _make_slices(self) -> dict[str, Tensor]:
+        """This worker's part of every parameter, maybe empty; or the parameters that are all its own."""
+        if not self._deals:
+            return {name: self._slice(name) for name in self.named}
+        own = {name: self._whole(name) for name in self.named if self._is_own(name)}
+        return own or {"nothing": torch.empty(0)}  # an optimizer needs a tensor; it never has a gradient
+
     def _slice(self, name: str) -> Tensor:
         """This worker's part of a parameter, maybe empty, with the sum of its gradients as `.grad`."""
         bucket, slot = self._slots[name]
@@ -270,6 +310,17 @@ class Arena:
         piece = bucket.parameters[inside]
         piece.grad = bucket.gradients[inside.start - begin : inside.stop - begin]
         return piece
+
+    def _is_own(self, name: str) -> bool:
+        bucket, slot = self._slots[name]
+        return slot.inside(bucket.part)
+
+    def _whole(self, name: str) -> Tensor:
+        """A parameter in its shape, with the sum of its gradients as `.grad`."""
+        bucket, slot = self._slots[name]
+        whole = slot.view(bucket.parameters)
+        whole.grad = slot._replace(start=slot.start - bucket.part.start).view(bucket.gradients)
+        return whole
 
     def _redirect(self, name: str, parameter: nn.Parameter) -> None:
         """Let backward write this gradient into this worker's row."""

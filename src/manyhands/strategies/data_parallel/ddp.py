@@ -26,7 +26,7 @@ from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
-from manyhands.strategies.base import Outcome, Replicated, SynchronousSetup, Votes
+from manyhands.strategies.base import Outcome, Replicated, SynchronousSetup, Votes, gradients_of
 from manyhands.strategies.consistency import broadcast_buffers, check_same_model, trained_parameters
 from manyhands.strategies.data_parallel.used_parameters import all_used
 from manyhands.strategies.step_header import StepHeader
@@ -71,9 +71,7 @@ class Ddp(Replicated):
         self._own = torch.zeros(self._header.length, dtype=self._header.dtype, device=device)
         self._summed = torch.zeros_like(self._own)
         self._header.bind(self._own, self._summed)
-        self._optimizer = optimizers.build(
-            setup.recipe, self._named.items(), optimizers.undecayed(self.model)
-        )
+        self._optimizer = optimizers.for_model(setup.recipe, self.model)
 
     def step(
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
@@ -96,13 +94,19 @@ class Ddp(Replicated):
         touched = [parameter.grad is not None for parameter in self._named.values()]
         if all_have_samples and not self._searches and not all(touched):
             raise ManyhandsError(self._missing(touched))
-        self._header.write(mean, votes(), touched, samples / total)
+        counted = self._compute.take_weight()
+        if counted is not None and all_have_samples:
+            counted /= size
+        skip = self._compute.overflows(gradients_of(self._named.values()))
+        self._header.write(mean, votes()._replace(skip=skip), touched, samples / total, counted)
         self._transport.all_reduce(self._summed.copy_(self._own))
         outcome, _ = self._header.read()
+        if (divisor := (self._header.weight or 1.0) * self._compute.scale) != 1.0:
+            self._compute.divide(self._named.values(), divisor)
         if self._clip is not None:
             self._compute.clip(self._named.values(), self._clip)
         optimizers.set_lr(self._optimizer, lr)
-        self._compute.update(self._optimizer)
+        self._compute.update(self._optimizer, skip=outcome.votes.skip)
         return outcome
 
     def state(self) -> dict[str, Tensor]:

@@ -22,14 +22,15 @@ from torch import Tensor
 
 from manyhands.data.base import Batch
 from manyhands.recipes import optimizers
+from manyhands.recipes.state_layout import state_layout
 from manyhands.strategies import state
-from manyhands.strategies.base import Outcome, SynchronousSetup, Votes
+from manyhands.strategies.base import Outcome, SynchronousSetup, Votes, gradients_of
 from manyhands.strategies.consistency import broadcast_buffers, check_same_model
 from manyhands.strategies.local_sgd import outer
 from manyhands.strategies.local_sgd.replica import Replica
 from manyhands.strategies.options import AverageOptions
 from manyhands.strategies.options import Outer as OuterName
-from manyhands.strategies.sparse_gradients import sparse_parameters, total_norm
+from manyhands.strategies.sparse_gradients import total_norm
 
 EXCHANGE_EVERY = (
     32  # steps after which workers exchange headers if they do not average: a signal waits no longer
@@ -80,6 +81,7 @@ _OF_ROUND = {
     "silent": "silent_steps",
     "untold": "silent_samples",
 }  # only for as many workers as wrote them
+_WEIGHTS = ("used_weights", "loss_weights")  # one number per worker, where the loss has weights
 
 
 @final
@@ -94,17 +96,19 @@ class Average:
         broadcast_buffers(self.model, self._transport)
         for parameter in self.model.parameters():
             self._transport.broadcast(parameter.detach())
-        self._optimizer = optimizers.build(
-            setup.recipe,
-            self.model.named_parameters(),
-            optimizers.undecayed(self.model),
-            sparse=sparse_parameters(self.model),
+        self._optimizer = optimizers.for_model(setup.recipe, self.model, sparse=True)
+        self._replica = Replica(
+            self.model, self._optimizer, state_layout(setup.recipe, self.model), self._transport
         )
-        self._replica = Replica(self.model, self._optimizer, setup.recipe, self._transport)
         self._outer = outer.build(self._options, self._replica, self._transport)
         self._plan = AveragePlan(self._options.every, self._options.post_local, setup.epoch)
         self._used = 0  # own samples since the last average
-        self._loss = 0.0  # own part of the mean loss since the last exchange
+        self._used_weight = 0.0  # and their weight, of a weighted loss
+        self._weighted = False  # whether the loss is a sum and a weight instead of a mean over samples
+        self._knows = False  # whether the loss was called yet
+        self._example = setup.example
+        self._loss = 0.0  # own part of the mean loss since the last exchange; of a weighted loss, own sum ...
+        self._loss_weight = 0.0  # ... and its weight
         self._last = math.nan  # own loss of the last step that had samples
         self._differ = False  # whether the workers' copies differ
         self._may_differ = self._transport.size > 1 or self._outer.replicas_differ
@@ -116,21 +120,22 @@ class Average:
         self, micro_batches: Iterable[Batch], total: int, lr: float, votes: Callable[[], Votes] = Votes
     ) -> Outcome:
         """Step alone; then average, exchange headers, or neither."""
-        own = self._train(list(micro_batches), lr)  # all of them first: their sum is what each is divided by
+        own, weight = self._train(list(micro_batches), lr)  # all first: their sum is what each is divided by
         averages = self._plan.step(total, lr)
         self._used += own
-        self._add_loss(own, total)
+        self._used_weight += weight or 0.0
+        self._add_loss(own, weight, total)
         self._differ = self._may_differ
         alone = self._transport.size == 1
         if not (averages or alone or self._plan.silent_steps >= EXCHANGE_EVERY):
             return Outcome(self._last, Votes(), shared=False)
-        outcome = Outcome(self._loss, votes())
+        outcome = Outcome(self._loss / (self._loss_weight or 1.0), votes())
         self._write_header(outcome)
         if averages:
             self._synchronize()
         elif not alone:
             self._transport.all_reduce(self._replica.header)
-        self._loss = 0.0
+        self._loss = self._loss_weight = 0.0
         self._plan.exchanged()
         return outcome if alone else self._read_header()
 
@@ -176,9 +181,12 @@ class Average:
             tensors = replica.named(together) | self._all_optimizer_states()
         else:
             tensors = replica.named(replica.rows)
-        own = torch.tensor([self._used, self._loss], dtype=torch.float64)
-        used, losses = torch.stack(self._transport.all_gather(own), dim=1)
+        held = [self._used, self._loss, self._used_weight, self._loss_weight]
+        own = torch.tensor(held, dtype=torch.float64)
+        used, losses, *weights = torch.stack(self._transport.all_gather(own), dim=1)
         extra |= {"outer": _scalar(self._rule), "used": used.long(), "losses": losses}
+        if self._weighted:
+            extra |= dict(zip(_WEIGHTS, weights, strict=True))
         return tensors | {f"average/{name}": value for name, value in (extra | self._outer.state()).items()}
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -193,12 +201,16 @@ class Average:
         self._outer.load(tensors)
         self._begin_round(differ=bool(own))
         self._plan.exchanged()
-        self._loss = 0.0
+        self._loss = self._loss_weight = 0.0
         for name, field in (_OF_RUN | _OF_ROUND if same else _OF_RUN).items():
             if (value := tensors.get(f"average/{name}")) is not None:
                 setattr(self._plan, field, value.item())
         if same:
             self._used, self._loss = int(used[rank]), float(tensors["average/losses"][rank])
+            if all(f"average/{name}" in tensors for name in _WEIGHTS):
+                self._used_weight, self._loss_weight = (
+                    float(tensors[f"average/{name}"][rank]) for name in _WEIGHTS
+                )
 
     def _optimizer_tensors(
         self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], ranks: int
@@ -218,24 +230,49 @@ class Average:
 
     # ---- parts of a step
 
-    def _train(self, batches: list[Batch], lr: float) -> int:
-        """Step on the mean gradient of the own share, if it has samples; return how many it has."""
+    def _train(self, batches: list[Batch], lr: float) -> tuple[int, float | None]:
+        """Step on the mean gradient of the own share; return how many samples it has, and their weight."""
         own = sum(batch.size for batch in batches)
         if not own:
-            return 0
+            return 0, None
         self._last = 0.0
         for batch in batches:
             loss = self._compute.forward(self.model, batch, weight=batch.size / own)
             self._compute.backward(loss)
             self._last += loss.item()
+        weight = self._compute.take_weight()
+        self._weighted, self._knows = weight is not None, True
+        skip = self._compute.overflows(gradients_of(self.model.parameters()))  # of this worker alone
+        self._last /= weight or 1.0
+        if (divisor := (weight or 1.0) * self._compute.scale) != 1.0:
+            self._compute.divide(self.model.parameters(), divisor)
         if self._clip is not None:
             self._compute.clip(self.model.parameters(), self._clip, total_norm)
         optimizers.set_lr(self._optimizer, lr)
-        self._compute.update(self._optimizer)
-        return own
+        self._compute.update(self._optimizer, skip=skip)
+        return own, None if weight is None else weight * own
 
-    def _add_loss(self, own: int, total: int) -> None:
+    def _look_at_the_loss(self) -> None:
+        """Find out whether the loss is weighted, though this worker has had no sample yet.
+
+        That is only so where a run is resumed at the last, short batch of an epoch.
+        """
+        if self._example is not None:
+            modes = [(module, module.training) for module in self.model.modules()]
+            self.model.eval()
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self._compute.forward(self.model, self._example(1), weight=1.0)
+            for module, training in modes:
+                module.training = training
+            self._weighted = self._compute.take_weight() is not None
+        self._knows = True
+
+    def _add_loss(self, own: int, weight: float | None, total: int) -> None:
         """Update this worker's part of the mean loss over all workers' samples since the last exchange."""
+        if self._weighted:
+            if weight:
+                self._loss, self._loss_weight = self._loss + self._last * weight, self._loss_weight + weight
+            return
         samples = self._plan.silent_samples
         self._loss *= (samples - total) / samples
         if own:
@@ -248,11 +285,20 @@ class Average:
 
     def _begin_round(self, *, differ: bool) -> None:
         self._plan.begin_round()
-        self._used, self._differ = 0, differ
+        self._used, self._used_weight, self._differ = 0, 0.0, differ
 
     @property
     def _weight(self) -> float:
-        """This worker's weight in a mean: its part of the samples since the last average."""
+        """This worker's weight in a mean: its part of the samples since the last average.
+
+        Of a weighted loss, its part of the weight. All workers ask, because they exchange it.
+        """
+        if not self._knows:
+            self._look_at_the_loss()
+        if self._weighted:
+            own = torch.tensor([self._used_weight], dtype=torch.float64)
+            if whole := self._transport.all_reduce(own).item():  # else by samples: none of them counts
+                return self._used_weight / whole
         samples = self._plan.round_samples
         return self._used / samples if samples else 1 / self._transport.size
 
@@ -260,11 +306,12 @@ class Average:
 
     def _write_header(self, outcome: Outcome) -> None:
         header = self._replica.header
-        header.copy_(torch.tensor([outcome.loss, *outcome.votes], dtype=header.dtype))
+        values = [self._loss, *outcome.votes, self._loss_weight]
+        header.copy_(torch.tensor(values, dtype=header.dtype))
 
     def _read_header(self) -> Outcome:
-        loss, *votes = self._replica.header.tolist()
-        return Outcome(loss, Votes(*(count > 0 for count in votes)))
+        loss, *votes, weight = self._replica.header.tolist()
+        return Outcome(loss / (weight or 1.0), Votes(*(count > 0 for count in votes)))
 
     # ---- what is saved
 

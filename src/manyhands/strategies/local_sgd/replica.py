@@ -3,7 +3,7 @@
 Everything in which workers may differ lies in one row per dtype, so that an average is one message and
 nothing is gathered or scattered. Parameters, buffers and the optimizer state are views of it:
 
-    row   [ weights | buffers | header | momentum or moments ... | counts ]
+    row   [ weights | buffers | header | momentum or moments ... | numbers ]
             `---------------'                                              what is evaluated
             `------------------------'                                     what nesterov and elastic exchange
             `-----------------------------------------------------------'  what mean exchanges
@@ -16,19 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands.recipes import optimizers
-from manyhands.recipes.base import Recipe
+from manyhands.core.errors import UsageError
+from manyhands.recipes.state_layout import Kept
 from manyhands.strategies.consistency import trained_parameters
 from manyhands.strategies.flat_layout import ParameterSlot, aligned, lay_out
+from manyhands.strategies.state import as_tensor
 from manyhands.transports.base import Transport
 
-HEADER = 4  # elements: loss, stop, over, save
+HEADER = 6  # elements: loss, stop, over, save, skip, weight
+STEP, HAS = "step", "has state"  # columns of numbers
+NOTHING = Kept({}, {})
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
 
 Rows = list[Tensor]  # one per bucket
@@ -41,18 +44,14 @@ class ReplicaBucket:
 
     parameter_slots: list[ParameterSlot]
     buffer_slots: list[ParameterSlot]
+    state_slots: dict[str, dict[str, ParameterSlot]]  # in the optimizer state: by parameter, by kind
     row: Tensor
     weights: slice
     buffers: slice
     header: slice  # in one bucket only
     optimizer_state: slice  # to the end of the row
-    counts: slice  # of the optimizer's steps, one element per parameter; in one bucket only
+    numbers: slice  # what the optimizer keeps once per parameter; in one bucket only
     synced_buffers: Tensor
-
-    def kinds_in(self, optimizer_state: Tensor, kinds: tuple[str, ...]) -> dict[str, Tensor]:
-        """The parts of a row's optimizer state, one per kind, each laid out as the weights are."""
-        length = self.weights.stop
-        return {kind: optimizer_state[n * length :][:length] for n, kind in enumerate(kinds)}
 
 
 class TrainedParameter(NamedTuple):
@@ -67,20 +66,22 @@ class TrainedParameter(NamedTuple):
 class Replica:
     """One worker's copy: the tensors of the model and of the optimizer state, moved into rows."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, recipe: Recipe, transport: Transport) -> None:
-        self._model, self._optimizer, self._transport = model, optimizer, transport
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, layout: Mapping[str, Kept], transport: Transport
+    ) -> None:
+        self._model, self._optimizer, self._transport, self._layout = model, optimizer, transport, layout
         weights = trained_parameters(model)
         buffers = {name: held for name, held in sorted(model.named_buffers()) if held.is_floating_point()}
         dtypes = dict.fromkeys(tensor.dtype for tensor in (*weights.values(), *buffers.values()))
         of_header = torch.float32 if dtypes.keys() <= NARROW else torch.float64
-        self._kinds, self._counter = _optimizer_kinds(recipe, next(iter(weights.values())).device)
+        self._numbers = _Numbers(layout)
         self.buckets = [
             self._bucket(dtype, weights, buffers, dtype == of_header) for dtype in dtypes | {of_header: None}
         ]
         self._trained = list(self._trained_in(self.optimizer_rows(self.rows)))
         self._header_bucket = next(n for n, each in enumerate(self.buckets) if each.row.dtype == of_header)
         bucket = self.buckets[self._header_bucket]
-        self.header, self._counts = bucket.row[bucket.header], bucket.row[bucket.counts]
+        self.header, self._held_numbers = bucket.row[bucket.header], bucket.row[bucket.numbers]
         self.adopt_optimizer_state()
 
     @property
@@ -95,7 +96,7 @@ class Replica:
     @property
     def has_optimizer_state(self) -> bool:
         """Whether the optimizer keeps state at all."""
-        return bool(self._kinds)
+        return any(kept.tensors or kept.scalars for kept in self._layout.values())
 
     # ---- synchronizing
 
@@ -116,8 +117,8 @@ class Replica:
             row[bucket.buffers].add_(bucket.synced_buffers)
 
     def adopt_optimizer_state(self) -> None:
-        """Move state that the optimizer has created since the last call into rows, and count its steps."""
-        counts = []
+        """Move state that the optimizer has created since the last call into rows, and its numbers."""
+        numbers = []
         for _, parameter, views in self._trained:
             held = self._optimizer.state.get(parameter, {})
             for kind, view in views.items():
@@ -125,23 +126,27 @@ class Replica:
                     view.zero_()
                 elif found is not view:
                     held[kind] = view.copy_(found)
-            has_state = any(kind in held for kind in views)
-            counts.append(float(held.get("step", 1.0)) if has_state else 0.0)
-        if self._counts.numel():
-            self._counts.copy_(torch.tensor(counts, dtype=self._counts.dtype))
+            numbers.append(self._numbers.of(held))
+        if self._held_numbers.numel():
+            # by kind, then by parameter
+            self._held_numbers.copy_(torch.tensor(numbers, dtype=self._held_numbers.dtype).t().reshape(-1))
 
     def mark_synced(self, *, optimizer_state: bool = True) -> None:
         """All workers have the same rows now: keep the buffers, and use the optimizer state of the rows."""
         for bucket in self.buckets:
             bucket.synced_buffers.copy_(bucket.row[bucket.buffers])
-        counts = self._counts.tolist() if optimizer_state else ()  # else each worker keeps its own state
-        # an optimizer without state has no counts
-        for (_, parameter, views), count in zip(self._trained, counts, strict=False):
-            if count > 0:  # at least one worker has used this parameter, so all get its state
+        # else each worker keeps its own state; an optimizer without state has no numbers
+        numbers = self._numbers.by_parameter(self._held_numbers) if optimizer_state else []
+        for (name, parameter, views), mine in zip(self._trained, numbers, strict=False):
+            if mine[0] > 0:  # at least one worker has used this parameter, so all get its state
                 held = self._optimizer.state[parameter]
                 held.update(views)
-                if self._counter is not None:
-                    held.setdefault("step", self._counter.clone()).fill_(_rounded(count))
+                for kind, value in self._numbers.values(self._layout[name], mine).items():
+                    before = held.get(kind)
+                    if isinstance(before, Tensor) and isinstance(value, Tensor):
+                        before.copy_(value)
+                    else:
+                        held[kind] = value
 
     def rebase(self, buffers: Mapping[str, Tensor]) -> None:
         """Accept tensors that were set from outside; `buffers` are those that all workers last shared."""
@@ -167,13 +172,13 @@ class Replica:
         """The optimizer state in the last parts of rows, by its names in a state."""
         tensors: dict[str, Tensor] = {}
         bucket = self.buckets[self._header_bucket]
-        start = bucket.counts.start - bucket.optimizer_state.start
-        counts = rows[self._header_bucket][start:].tolist()
-        for (name, _, views), count in zip(self._trained_in(rows), counts, strict=False):
-            if count > 0:
+        start = bucket.numbers.start - bucket.optimizer_state.start
+        numbers = self._numbers.by_parameter(rows[self._header_bucket][start:])
+        for (name, _, views), mine in zip(self._trained_in(rows), numbers, strict=False):
+            if mine[0] > 0:
+                once = self._numbers.values(self._layout[name], mine)
                 tensors |= {f"optimizer/{kind}/{name}": tensor for kind, tensor in views.items()}
-                if self._counter is not None:
-                    tensors[f"optimizer/step/{name}"] = self._counter.clone().fill_(_rounded(count))
+                tensors |= {f"optimizer/{kind}/{name}": as_tensor(value) for kind, value in once.items()}
         return tensors
 
     def local_buffers(self) -> dict[str, Tensor]:
@@ -200,9 +205,8 @@ class Replica:
 
     def _trained_in(self, optimizer_rows: Rows) -> Iterator[TrainedParameter]:
         for bucket, row in zip(self.buckets, optimizer_rows, strict=True):
-            kinds = bucket.kinds_in(row, self._kinds)
             for slot in bucket.parameter_slots:
-                views = {kind: slot.view(each) for kind, each in kinds.items()}
+                views = {kind: each.view(row) for kind, each in bucket.state_slots[slot.name].items()}
                 yield TrainedParameter(slot.name, slot.parameter, views)
 
     # ---- building
@@ -221,8 +225,9 @@ class Replica:
         )
         second = first + length
         third = second + aligned(HEADER) * has_header
-        fourth = third + first * len(self._kinds)
-        last = fourth + len(weights) * (has_header and bool(self._kinds))
+        state_slots, length = self._state_slots(parameter_slots)
+        fourth = third + length
+        last = fourth + len(weights) * len(self._numbers.columns) * has_header
         row = torch.zeros(last, dtype=dtype, device=next(iter(weights.values())).device)
         for slots, part in ((parameter_slots, row[:first]), (buffer_slots, row[first:second])):
             for slot in slots:
@@ -230,29 +235,79 @@ class Replica:
         return ReplicaBucket(
             parameter_slots,
             buffer_slots,
+            state_slots,
             row,
             weights=slice(0, first),
             buffers=slice(first, second),
             header=slice(second, second + HEADER * has_header),
             optimizer_state=slice(third, last),
-            counts=slice(fourth, last),
+            numbers=slice(fourth, last),
             synced_buffers=row[first:second].clone(),
         )
 
+    def _state_slots(
+        self, parameters: list[ParameterSlot]
+    ) -> tuple[dict[str, dict[str, ParameterSlot]], int]:
+        """Where the tensors of the optimizer state lie: by kind, then in the order of the weights."""
+        kinds = sorted({kind for slot in parameters for kind in self._kept(slot).tensors})
+        held = [(slot, kind) for kind in kinds for slot in parameters if kind in self._kept(slot).tensors]
+        slots, length = lay_out(("", self._like(slot, kind)) for slot, kind in held)
+        found: dict[str, dict[str, ParameterSlot]] = {slot.name: {} for slot in parameters}
+        for (slot, kind), place in zip(held, slots, strict=True):
+            found[slot.name][kind] = place
+        return found, length
 
-def _optimizer_kinds(recipe: Recipe, device: torch.device) -> tuple[tuple[str, ...], Tensor | None]:
-    """The kinds of state that the recipe's optimizer keeps per parameter, and its counter of steps.
+    def _kept(self, slot: ParameterSlot) -> Kept:
+        return self._layout.get(slot.name, NOTHING)  # an optimizer may leave parameters out
 
-    They are found by one step of a probe: most optimizers create their state only then, and a worker that has
-    had no sample yet must have room for the state that the others send.
+    def _like(self, slot: ParameterSlot, kind: str) -> Tensor:
+        """A tensor with the shape of the state; usually that is the parameter's, and then its strides too."""
+        kept = self._kept(slot).tensors[kind]
+        if kept.dtype != slot.parameter.dtype:
+            raise UsageError(
+                "strategy average keeps the state of an optimizer in the type of the parameters, but "
+                f"{kind} of {slot.name} is {str(kept.dtype).removeprefix('torch.')}"
+            )
+        return (
+            slot.parameter if kept.shape == slot.parameter.shape else torch.empty(kept.shape, device="meta")
+        )
+
+
+class _Numbers:
+    """What the optimizer keeps once per parameter, as columns of numbers.
+
+        count | has state | one column per further kind
+
+    The count is that of its steps, or 1 if it counts none; 0 if it has no state yet. Averages may be over
+    workers of which some have no state, so a further kind is divided by the part of those that have.
     """
-    probe = torch.zeros(1, device=device)
-    probe.grad = torch.zeros_like(probe)
-    optimizer = optimizers.build(recipe, [("probe", probe)], ())
-    optimizer.step()
-    held = {kind: value for kind, value in optimizer.state[probe].items() if isinstance(value, Tensor)}
-    counter: Tensor | None = held.pop("step", None)
-    return tuple(sorted(held)), counter
+
+    def __init__(self, layout: Mapping[str, Kept]) -> None:
+        self._others = sorted({kind for kept in layout.values() for kind in kept.scalars} - {STEP})
+        keeps = any(kept.tensors or kept.scalars for kept in layout.values())
+        self.columns = [STEP, *([HAS, *self._others] if self._others else [])] if keeps else []
+
+    def of(self, held: Mapping[str, Any]) -> list[float]:
+        """The numbers of one parameter."""
+        if all(value is None for value in held.values()):
+            return [0.0] * len(self.columns)
+        return [float(held.get(column, 1.0 if column in (STEP, HAS) else 0.0)) for column in self.columns]
+
+    def by_parameter(self, row: Tensor) -> list[list[float]]:
+        """The numbers of each parameter, from a row that holds column after column."""
+        return row.view(len(self.columns), -1).t().tolist() if self.columns else []
+
+    def values(self, kept: Kept, numbers: list[float]) -> dict[str, Tensor | float]:
+        """The numbers of one parameter as the optimizer keeps them."""
+        found: dict[str, Tensor | float] = {}
+        for kind, first in kept.scalars.items():
+            number = numbers[self.columns.index(kind)]
+            value = _rounded(number) if kind == STEP else number / numbers[self.columns.index(HAS)]
+            if isinstance(first, Tensor):
+                found[kind] = first.detach().clone().fill_(value)
+            else:
+                found[kind] = type(first)(round(value) if isinstance(first, int) else value)
+        return found
 
 
 def _rounded(count: float) -> int:

@@ -13,7 +13,6 @@ The whole model is consolidated for evaluations and checkpoints.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import final
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands.strategies import state
+from manyhands.strategies.base import gradients_of
+from manyhands.strategies.gather import broadcast_json
 from manyhands.strategies.step_header import StepHeader
 from manyhands.transports import tensor_bytes
 from manyhands.transports.base import Transport
@@ -60,6 +61,11 @@ class RemoteStages:
         """Drop the gradients of the last step, because autograd adds to `.grad`."""
         for parameter in self._own_parameters.values():
             parameter.grad = None
+
+    @property
+    def own(self) -> Iterator[Tensor]:
+        """The gradients of this stage."""
+        return gradients_of(self._own_parameters.values())
 
     @property
     def touched(self) -> list[bool]:
@@ -128,11 +134,7 @@ class RemoteStages:
         for root in range(self._stages):
             is_root = self._transport.rank == root
             heads = [(name, list(tensor_bytes.header(tensor).tolist())) for name, tensor in own.items()]
-            text = torch.tensor(list(json.dumps(heads if is_root else []).encode()), dtype=torch.uint8)
-            length = self._transport.broadcast(torch.tensor([text.numel()]), root)
-            text = text if is_root else torch.empty(int(length), dtype=torch.uint8)
-            self._transport.broadcast(text, root)
-            for name, head in json.loads(bytes(text.tolist())):
+            for name, head in broadcast_json(self._transport, heads, root):
                 tensor = own[name].clone() if is_root else tensor_bytes.allocate(head, device)
                 found[name] = self._transport.broadcast(tensor, root)
         return found

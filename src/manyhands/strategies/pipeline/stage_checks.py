@@ -6,18 +6,25 @@ import torch
 
 from manyhands.core import formatting
 from manyhands.core.errors import UsageError
+from manyhands.core.registry.strategies import STRATEGIES
 from manyhands.offload.blocks import blocks_of, joined
-from manyhands.recipes.base import Recipe
+from manyhands.recipes.own_recipe import AnyRecipe
 from manyhands.records.spec import RunSpec
 from manyhands.tasks.base import Task
+from manyhands.tasks.keras_model import KerasModule
 
 
-def check(spec: RunSpec, task: Task, recipe: Recipe) -> None:
+def check(spec: RunSpec, task: Task, recipe: AnyRecipe) -> None:
     """Refuse a model with too few blocks, or a cut between blocks that share a parameter."""
     if spec.stages == 1:
         return
     with torch.random.fork_rng(devices=[]):
-        model = task.model()
+        model = task.build()
+    if isinstance(model, KerasModule):
+        raise UsageError(
+            f"{task.name} is a Keras model, which cannot be divided into {spec.stages} stages: use "
+            f"{', '.join(name for name, row in STRATEGIES.items() if not row.staged)}"
+        )
     blocks = blocks_of(model)
     if spec.stages > len(blocks):
         count = formatting.plural(len(blocks), "block")

@@ -11,13 +11,15 @@ for the receiver, and the only copy is the one into the slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
 from manyhands.core.errors import DeadlineError, ManyhandsError
+from manyhands.data import trees
+from manyhands.data.trees import Structure, Tree
 from manyhands.transports import tensor_bytes
 from manyhands.transports.base import DEFAULT_TIMEOUT, Awaited, Transport, in_place
 from manyhands.transports.waiting import fence
@@ -148,6 +150,35 @@ class LinkSpec(NamedTuple):
     target: int
     what: Awaited
     size: LinkSize
+
+
+@final
+class TreeLink:
+    """Sends trees of one structure, each tensor through a link of its own."""
+
+    def __init__(self, links: Sequence[StageLink], structure: Structure) -> None:
+        self._links, self._structure = links, structure
+
+    def put(self, tree: Tree) -> None:
+        """Send a tree; its tensors may be changed when this returns."""
+        if not (self._structure == "tensor" and isinstance(tree, Tensor)):
+            found = trees.structure(tree)
+            if found != self._structure:
+                raise ManyhandsError(
+                    f"a stage sends {found}, but {self._structure} was measured before the run: what it "
+                    "returns must have the same structure for every batch"
+                )
+        for link, tensor in zip(self._links, trees.tensors(tree), strict=True):
+            link.put(tensor)
+
+    def take(self) -> Tree:
+        """Receive the next tree, to be used until it is released."""
+        return trees.rebuild(self._structure, iter([link.take() for link in self._links]))
+
+    def release(self) -> None:
+        """Release the oldest tree that was taken."""
+        for link in self._links:
+            link.release()
 
 
 def open_links(transport: Transport, wanted: list[LinkSpec], device: torch.device) -> list[StageLink | None]:

@@ -28,15 +28,17 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from manyhands.core.errors import UsageError
+from manyhands.data import trees
 from manyhands.data.base import Batch
+from manyhands.data.trees import Tree
 from manyhands.offload.blocks import blocks_of, joined
 from manyhands.recipes import optimizers
 from manyhands.strategies import state
 from manyhands.strategies.aliases import refuse_use
-from manyhands.strategies.base import Outcome, PartitionedSetup, Votes, Worker
+from manyhands.strategies.base import Outcome, PartitionedSetup, Votes, Worker, gradients_of
 from manyhands.strategies.consistency import broadcast_buffers, check_same_model, trained_parameters
-from manyhands.strategies.gather import gather_at_rank_0
 from manyhands.strategies.sharded.fsdp_hooks import route_messages
+from manyhands.strategies.sharded.shards import Shards
 from manyhands.strategies.single import Single
 from manyhands.strategies.sparse_gradients import refuse
 from manyhands.strategies.step_header import StepHeader
@@ -64,7 +66,6 @@ class Sharded:
         self._transport, self._compute, self._clip = transport, setup.compute, setup.recipe.clip
         self._example = setup.example
         self._sample: Batch | None = None
-        undecayed = optimizers.undecayed(model)
         whole = sum(parameter.nbytes for parameter in model.parameters())
         self._plain = _without_values(model)
         self._units = _shard(model, transport)
@@ -80,7 +81,7 @@ class Sharded:
         self._own = torch.zeros(self._header.length, dtype=self._header.dtype, device=device)
         self._summed = torch.zeros_like(self._own)
         self._header.bind(self._own, self._summed)
-        self._optimizer = optimizers.build(setup.recipe, self._local.items(), undecayed, self._norms)
+        self._optimizer = optimizers.for_model(setup.recipe, model, self._local, norms=self._norms)
         setup.choices["sharded"] = {
             "parameters": sum(local.nbytes for local in self._shards.local.values()),
             "gradients": sum(local.nbytes for local in self._local.values()),
@@ -105,14 +106,18 @@ class Sharded:
             mean += loss.item()
             samples += batch.size
         touched = [name in self._used for name in self._named]
-        self._header.write(mean, votes(), touched, samples / total)
+        weight = self._compute.take_weight()
+        skip = self._compute.overflows(_local(gradients_of(self._named.values())))
+        self._header.write(mean, votes()._replace(skip=skip), touched, samples / total, weight)
         self._transport.all_reduce(self._summed.copy_(self._own))
         outcome, missing = self._header.read()
         self._take_gradients(set(missing))
+        if (divisor := (self._header.weight or 1.0) * self._compute.scale) != 1.0:
+            self._compute.divide(self._local.values(), divisor)
         if self._clip is not None:
             self._compute.clip(self._local.values(), self._clip, self._norm)
         optimizers.set_lr(self._optimizer, lr)
-        self._compute.update(self._optimizer)
+        self._compute.update(self._optimizer, skip=outcome.votes.skip)
         self._shards.broadcast()
         return outcome
 
@@ -168,7 +173,8 @@ class Sharded:
             missing = 0
         for batch in micro_batches:
             if self._sample is None:
-                self._sample = Batch(batch.inputs[:1].clone(), batch.targets[:1].clone())
+                one = (trees.rows(tree, slice(0, 1)) for tree in batch)
+                self._sample = Batch(*(trees.mapped(Tensor.clone, tree) for tree in one))
             yield batch
         yield from [None] * missing
 
@@ -232,70 +238,9 @@ class Sharded:
         return whole
 
 
-class Shards:
-    """This worker's rows of every parameter, and how they become whole tensors and back.
-
-    FSDP does not shard a scalar, an empty tensor or one of another dtype than the rest of its group: these
-    are replicated at every worker, and rank 0 updates and broadcasts them.
-    """
-
-    def __init__(self, model: nn.Module, plain: nn.Module, transport: Transport) -> None:
-        self._transport, self._plain = transport, dict(plain.named_parameters())
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._replicated: dict[str, Tensor] = {}
-        self.local: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
-            if isinstance(parameter, DTensor):
-                self.local[name] = parameter.to_local().detach()
-            else:
-                self._replicated[name] = parameter.detach()
-                self.local[name] = self.part(name, self._replicated[name])
-
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """This worker's rows of a whole tensor, split as FSDP does: the last workers have fewer or none."""
-        rank, size = self._transport.rank, self._transport.size
-        parts = (whole,) if name in self._replicated else whole.chunk(size)
-        return parts[rank] if rank < len(parts) else whole.new_empty((0, *whole.shape[1:]))
-
-    def gathered(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors at rank 0, from all workers' rows; nothing at the others."""
-        found = {name: self._gather(name, part) for name, part in parts.items()}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-    def broadcast(self) -> None:
-        """Copy what rank 0 has updated to all workers."""
-        for name, tensor in self._replicated.items():
-            if self._plain[name].requires_grad:
-                self._transport.broadcast(tensor)
-
-    def fill(self, *, rank_0_only: bool = False) -> None:
-        """Fill the plain copy with whole tensors, at every worker or at rank 0 only."""
-        for name, parameter in self._plain.items():
-            whole = (self._gather if rank_0_only else self._all_gather)(name, self.local[name])
-            if whole is not None:
-                parameter.data = whole
-
-    def empty(self) -> None:
-        """Free the tensors of the plain copy."""
-        for parameter in self._plain.values():
-            parameter.data = parameter.data.new_empty(0)
-
-    @torch.no_grad()
-    def take(self) -> None:
-        """Copy this worker's rows from the plain copy."""
-        for name, parameter in self._plain.items():
-            self.local[name].copy_(self.part(name, parameter))
-            if name in self._replicated:
-                self._replicated[name].copy_(parameter)
-
-    def _gather(self, name: str, part: Tensor) -> Tensor | None:
-        return gather_at_rank_0(
-            self._transport, part, self._shapes[name], replicated=name in self._replicated
-        )
-
-    def _all_gather(self, name: str, part: Tensor) -> Tensor:
-        rows = self._transport.all_gather(part)
-        return torch.cat([row.flatten() for row in rows]).view(self._shapes[name])
+def _local(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
+    """This worker's rows of gradients."""
+    return (each.to_local() if isinstance(each, DTensor) else each for each in gradients)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
@@ -326,7 +271,9 @@ def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
     ]
     for module, unit in zip(units, made, strict=True):
         if _begins_in_place(module):
-            module.register_forward_pre_hook(_own_inputs)  # after FSDP's own hook, which passes a view
+            module.register_forward_pre_hook(
+                _own_inputs, with_kwargs=True
+            )  # after FSDP's own hook, which passes a view
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
         if hasattr(unit, "set_reduce_scatter_unused_params"):
@@ -382,11 +329,15 @@ def _begins_in_place(module: nn.Module) -> bool:
     return bool(getattr(next(leaves, None), "inplace", False))
 
 
-def _own_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _own_inputs(
+    module: nn.Module, inputs: tuple[Tree, ...], named: dict[str, Tree]
+) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
     """Copies, which the module may overwrite."""
-    return tuple(tensor.clone() for tensor in inputs)
+    positional: tuple[Tree, ...] = trees.mapped(Tensor.clone, inputs)
+    keywords: dict[str, Tree] = trees.mapped(Tensor.clone, named)
+    return positional, keywords
 
 
-def _own_outputs(module: nn.Module, inputs: object, outputs: Tensor) -> Tensor:
+def _own_outputs(module: nn.Module, inputs: object, outputs: Tree) -> Tree:
     """A copy of a view: overwriting a view would disconnect FSDP from backward."""
-    return outputs.clone() if isinstance(outputs, Tensor) and outputs._base is not None else outputs
+    return trees.mapped(lambda tensor: tensor.clone() if tensor._base is not None else tensor, outputs)

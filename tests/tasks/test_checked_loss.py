@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (the usual name)
 
 from manyhands.core.errors import UsageError
-from manyhands.tasks import mean_loss
-from manyhands.tasks.mean_loss import MeanLoss, check
+from manyhands.tasks import checked_loss
+from manyhands.tasks.checked_loss import CheckedLoss, check
 
 Loss = Callable[[Any, Any], Tensor]
 WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
@@ -64,6 +64,48 @@ OTHERS: dict[str, Loss] = {
 }
 
 
+SUMS: dict[str, Callable[[Any, Any], Any]] = {
+    "class weights": lambda o, t: (
+        F.cross_entropy(o, t, WEIGHTS.to(o), reduction="sum"),
+        WEIGHTS[t].sum(),
+    ),
+    "ignore index": lambda o, t: (F.cross_entropy(o, t, ignore_index=1, reduction="sum"), (t != 1).sum()),
+    "a number": lambda o, t: [F.cross_entropy(o, t, reduction="sum"), float(len(t))],
+    "none counts": lambda o, t: (F.cross_entropy(o, t, ignore_index=1, reduction="sum") * 0, 0),
+}
+NOT_SUMS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "a mean": (
+        lambda o, t: (F.cross_entropy(o, t), len(t)),
+        "the loss returns the sum .*: both must be sums",
+    ),
+    "a weight that is a mean": (
+        lambda o, t: (F.cross_entropy(o, t, reduction="sum"), WEIGHTS[t].mean()),
+        "the loss returns the sum .*: both must be sums over samples, not means",
+    ),
+    "a weight below zero": (lambda o, t: (F.cross_entropy(o, t), -1), "a loss that returns two values must"),
+    "a yes": (lambda o, t: (F.cross_entropy(o, t), True), "a loss that returns two values must .* not True"),
+    "three": (lambda o, t: (o.sum(), 1, 2), "the loss must be a scalar, .* but is a tuple"),
+    "a vector": (lambda o, t: (o.sum(1), len(t)), r"the loss must be a scalar, .* tensor of shape \(12,\)"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_with_weights_pass(name: str, dtype: torch.dtype) -> None:
+    outputs, targets = classes(dtype=dtype)
+    loss = CheckedLoss(SUMS[name])
+    total, weight = loss(outputs, targets)
+    expected = SUMS[name](outputs, targets)
+    assert (float(total), float(weight)) == (float(expected[0]), float(expected[1]))
+
+
+@pytest.mark.parametrize("name", NOT_SUMS)
+def test_what_is_not_a_sum_with_its_weight_is_refused(name: str) -> None:
+    loss, sentence = NOT_SUMS[name]
+    with pytest.raises(UsageError, match=f"^{sentence}"):
+        check(loss, *classes())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", MEANS)
 def test_means_pass(name: str, dtype: torch.dtype) -> None:
@@ -98,11 +140,11 @@ def test_of_large_outputs_some_samples_are_enough(monkeypatch: pytest.MonkeyPatc
         seen.append(len(targets))
         return F.cross_entropy(outputs, targets, reduction="sum")
 
-    monkeypatch.setattr(mean_loss, "MAX_COPY", 5 * 3 * 4)  # five samples of three float32
+    monkeypatch.setattr(checked_loss, "MAX_COPY", 5 * 3 * 4)  # five samples of three float32
     with pytest.raises(UsageError, match=r"for 5 samples"):
         check(summed, *classes(500))
     assert max(seen) == 5
-    monkeypatch.setattr(mean_loss, "MAX_COPY", 1)
+    monkeypatch.setattr(checked_loss, "MAX_COPY", 1)
     with pytest.raises(UsageError, match=r"for 2 samples"):
         check(summed, *classes(500))
 
@@ -145,7 +187,7 @@ def test_several_outputs_are_cut_together_and_what_cannot_be_cut_is_not() -> Non
 
 
 def test_one_sample_is_too_few_and_the_next_batch_is_looked_at() -> None:
-    loss = MeanLoss(OTHERS["sum"])
+    loss = CheckedLoss(OTHERS["sum"])
     outputs, targets = classes()
     assert loss(outputs[:1], targets[:1]) == F.cross_entropy(outputs[:1], targets[:1])
     with pytest.raises(UsageError, match="not the mean"):
@@ -192,7 +234,7 @@ def test_it_is_looked_at_once_and_in_evaluation_too() -> None:
         calls.append(len(targets))
         return F.cross_entropy(outputs, targets)
 
-    loss = MeanLoss(counted)
+    loss = CheckedLoss(counted)
     with torch.inference_mode():
         outputs = nn.Linear(3, 3)(classes()[0])
         found = [loss(outputs, classes()[1]) for _ in range(3)]
