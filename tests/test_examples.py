@@ -31,6 +31,7 @@ def test_a_task_of_ones_own(typed: Callable[..., Answer]) -> None:
         ("gpt.py:gpt", ""),
         ("regression.py:diabetes", ""),
         ("bert.py:bert", "transformers"),
+        ("keras_digits.py:digits", "keras"),
     ],
 )
 def test_what_people_bring_reaches_its_target(name: str, needs: str, typed: Callable[..., Answer]) -> None:

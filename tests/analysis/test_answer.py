@@ -285,8 +285,17 @@ def test_what_was_not_timed_is_answered_by_samples():
         record(timed=False, steps_to_target=800), record(timed=False, batch=512, steps_to_target=300)
     ).text == (
         "for mnist-mlp nothing was timed, so the fastest is not known; the fewest samples to 97 % were "
-        "needed by single, 1 thread, batch 128: 102,400 images."
+        "needed by single, 1 thread, batch 128: 102,400 images (84,160 to 124,594)."
     )
+
+
+def test_samples_that_are_not_told_apart_are_not_called_fewest_alone():
+    found = one(
+        record(timed=False, steps_to_target=800),
+        record(timed=False, batch=512, steps_to_target=210),
+        record(timed=False, batch=1024, steps_to_target=300),
+    ).text
+    assert found.endswith("batch 128: 102,400 images (84,160 to 124,594). Not told apart from it: batch 512.")
 
 
 def test_what_was_not_timed_can_still_say_how_large_a_batch_pays():

@@ -7,6 +7,7 @@ tensor, in float64.
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import manyhands as mh
 from bring.rows import ROWS, N
+from conftest import ROOT
 from manyhands.core.rank_info import RankInfo
 from manyhands.engine.probe import Probe, probe
 from manyhands.launchers.base import SupervisionOptions
@@ -91,6 +93,12 @@ def test_every_row_equals_one_worker(way: str) -> None:
 def test_between_them_the_strategies_take_every_row() -> None:
     taken = {name for way in WAYS for name in some_of(way)}
     assert taken == {name for way in WAYS for name in rows_of(way)}
+
+
+def test_the_page_lists_every_row() -> None:
+    page = (ROOT / "docs/bring-your-own.md").read_text()
+    listed = re.findall(r"^\| (?:data|trees|losses|models) \| .* \| `(\w+)` \|$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(ROWS)
 
 
 def check(way: str, names: list[str]) -> None:

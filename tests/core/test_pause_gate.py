@@ -55,12 +55,16 @@ def test_workers_that_step_together_sleep_after_the_same_step(gate: PauseGate) -
     assert first.is_closed(8, together=True)
 
 
-def test_a_worker_that_is_ahead_sleeps_at_once(gate: PauseGate) -> None:
-    first, second = workers(gate)  # local SGD: copies are at different steps
+def test_a_worker_that_is_ahead_goes_on_to_the_next_average(gate: PauseGate) -> None:
+    """It slept at once, or waited for a sleeping peer: the pause was taken for communication."""
+    first, second = workers(gate)  # local SGD: copies are at different steps, and average after step 16
     gate.open()
     gate.close()
-    assert not first.is_closed(7, together=True)
-    assert second.is_closed(11, together=True)
+    assert not first.is_closed(7, together=True, shared=False)  # announces
+    assert not second.is_closed(11, together=True, shared=False)
+    assert not first.is_closed(8, together=True, shared=False)
+    assert second.is_closed(16, together=True)
+    assert first.is_closed(16, together=True)
 
 
 def test_a_sleeping_worker_says_so_and_wakes_when_the_gate_opens(gate: PauseGate) -> None:

@@ -93,7 +93,7 @@ def test_what_cannot_be_equal_is_said(here: Path, capsys: pytest.CaptureFixture[
     found = json.loads(out)
     assert (code, found["exact"]) == (0, True)
     assert found["comparisons"][0]["reference"] == "single in 3 shares"
-    assert found["reasons"][0].startswith("1 batch norms look at each worker's own share")
+    assert found["reasons"][0].startswith("1 batch norm looks at each worker's own share")
     assert found["reasons"][1].startswith("1 dropout was switched off")
     assert not any("running" in name for name in found["comparisons"][0]["tensors"])
     code, out = answer(capsys, "task.py:normed", "--workers", "3", "--sync-batchnorm", "--json")

@@ -13,6 +13,7 @@ from manyhands.analysis.regimes import about, regimes
 from manyhands.analysis.scaling import Point, curves
 from manyhands.analysis.target import ToTarget
 from manyhands.core import formatting
+from manyhands.core.statistics import Summary, ratio
 from manyhands.records.study_results import Results
 
 ONE = "one worker with one thread"
@@ -86,12 +87,28 @@ def _no_candidates(field: Field) -> str:
         return f"for {field.task} no run has finished: there is no answer yet."
     if not arrived:
         return _not_reached(field)
-    best = min(arrived, key=lambda each: each.samples.median if each.samples else 0.0)
+    return _by_samples(field, [(each, each.samples) for each in arrived if each.samples])
+
+
+def _by_samples(field: Field, arrived: list[tuple[ToTarget, Summary]]) -> str:
+    """The cell that needed the fewest samples, and those that may need as few."""
+    best, needed = min(arrived, key=lambda each: each[1].median)
     goal = formatting.threshold(best.target, best.metric_name)
-    assert best.samples is not None
-    count = formatting.count(best.samples.median, field.records[0].unit)
-    text = f"for {field.task} nothing was timed, so the fastest is not known; the fewest samples to {goal}"
-    return f"{text} were needed by {best.variant}, {best.workers_text}, batch {best.batch}: {count}."
+    unit = field.records[0].unit
+    text = (
+        f"for {field.task} nothing was timed, so the fastest is not known; the fewest samples to {goal} were "
+        f"needed by {best.variant}, {best.workers_text}, batch {best.batch}: "
+        f"{formatting.count(needed.median, unit)} ({needed.low:,.0f} to {needed.high:,.0f})."
+    )
+    others = [each for each, samples in arrived if each is not best and ratio(samples, needed).low <= 1]
+    if not others:
+        return text
+    if {(each.variant, each.workers_text) for each in others} == {(best.variant, best.workers_text)}:
+        batches = [f"{each.batch:,}" for each in sorted(others, key=lambda each: each.batch)]
+        return f"{text} Not told apart from it: batch {formatting.listed(batches)}."
+    names = [f"{each.variant}, {each.workers_text}, batch {each.batch}" for each in others]
+    more = f"; and {len(names) - MOST} more" if len(names) > MOST else ""
+    return f"{text} Not told apart from it: {'; '.join(names[:MOST])}{more}."
 
 
 def _not_reached(field: Field) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections.abc import Sequence
 
 from manyhands.core.errors import shown
 
@@ -21,6 +22,11 @@ def plural(number: float, unit: str, units: str | None = None) -> str:
     whole = float(number).is_integer() or number >= 1e6  # `g` would drop digits of such a number
     text = f"{number:,.0f}" if whole else f"{number:,g}"
     return f"{text} {unit}" if number == 1 else f"{text} {units or unit + 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def percent(share: float, digits: int = 0) -> str:

@@ -122,12 +122,13 @@ class WorkerGate:
         slot[_TIME] = round((totals.seconds - first.seconds) * 1e9)
         slot[_BLOCK] = self._block
 
-    def is_closed(self, step: int, together: bool) -> bool:
+    def is_closed(self, step: int, together: bool, shared: bool = True) -> bool:
         """Whether a worker sleeps after this step.
 
         Workers that step together all sleep after the same step: one that waits for a peer that sleeps would
-        count that as waiting. So rank 0 announces the step. No other worker can have finished that one,
-        because rank 0 has not begun it.
+        count that as waiting. So rank 0 announces a step, and all sleep after the first one from there on
+        that is `shared`, in which all exchange something. No other worker can have finished that one, because
+        rank 0 has not begun it; in steps that are not shared, as of local SGD, it may be ahead of rank 0.
         """
         head = self._head
         if head[_OPEN] or head[_OVER]:
@@ -137,7 +138,7 @@ class WorkerGate:
         last = head[_LAST]
         if last == 0 and self._leads:
             head[_LAST] = step + 1
-        return 0 < last <= step
+        return shared and 0 < last <= step
 
     def sleep(self, seconds: float) -> bool:
         """Sleep until the gate opens, but not longer than this. Return whether it is open."""

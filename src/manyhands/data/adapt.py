@@ -18,6 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from manyhands.core import formatting
 from manyhands.core.errors import UsageError
 from manyhands.data.arrays import ArrayData
 from manyhands.data.base import Batch, Dataset, Request
@@ -106,10 +107,11 @@ def _of_loader(loader: DataLoader[Any], name: str) -> Dataset:
     taken = ["data set", *(["collate_fn"] if own_collate else [])]
     if isinstance(inner, MapData) and loader.num_workers:
         taken.append(f"{loader.num_workers} reading process{'es' * (loader.num_workers > 1)} per worker")
-    listed = " and ".join(filter(None, [", ".join(taken[:-1]), taken[-1]]))
-    note = f"{name}: the {listed} of the DataLoader are used; batch size and order are those of the run"
-    if len(taken) == 1:
-        note = note.replace(" are used", " is used")
+    are = "is" if len(taken) == 1 else "are"
+    note = (
+        f"{name}: the {formatting.listed(taken)} of the DataLoader {are} used; batch size and order are "
+        "those of the run"
+    )
     if loader.drop_last:
         note += ", and --drop-last leaves out the last short batch"
     return replace(inner, notes=(note,)) if isinstance(inner, MapData) else _Noted(inner, (note,))

@@ -267,7 +267,7 @@ class Trainer(TrainingLoop):
                     self.restart_checkpoint_timer()
                 self.step_timer.stepped(position.samples)
                 if ending is None:
-                    self.pauses.stepped(position.step, position.samples)
+                    self.pauses.stepped(position.step, position.samples, shared)
         return ending
 
     def evaluate(self, position: Position) -> float:

@@ -18,8 +18,11 @@ class Pauses(Protocol):
     def over(self) -> bool:
         """Whether the run is to end."""
 
-    def stepped(self, step: int, samples: int) -> None:
-        """A worker has made this many steps, with this many samples; return when it may go on."""
+    def stepped(self, step: int, samples: int, shared: bool = True) -> None:
+        """A worker has made this many steps, with this many samples; return when it may go on.
+
+        `shared` says whether all workers exchanged something in the last step.
+        """
 
     @property
     def seconds_missed(self) -> float:
@@ -33,7 +36,7 @@ class NoPauses:
     over = False
     seconds_missed = 0.0
 
-    def stepped(self, step: int, samples: int) -> None:
+    def stepped(self, step: int, samples: int, shared: bool = True) -> None:
         """Go on at once."""
 
 
@@ -49,10 +52,10 @@ class BlockPauses:
     def over(self) -> bool:
         return self._gate.over
 
-    def stepped(self, step: int, samples: int) -> None:
+    def stepped(self, step: int, samples: int, shared: bool = True) -> None:
         self._steps = True
         self._gate.mark(Progress(step, samples, self._clock.training_seconds))
-        if not self._gate.is_closed(step, self._together):
+        if not self._gate.is_closed(step, self._together, shared):
             return
         with self._clock.phase("paused"):
             while not self._gate.sleep(SIGN_OF_LIFE):

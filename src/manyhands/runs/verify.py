@@ -307,16 +307,19 @@ def _statistics(result: Probe) -> set[str]:
 def _reasons(spec: RunSpec, ours: Probe, skipped: set[str]) -> list[str]:
     reasons = []
     parts = spec.replicas * spec.micro_batches
+    norms = formatting.plural(ours.batch_norms, "batch norm") + (
+        " looks" if ours.batch_norms == 1 else " look"
+    )
     if ours.batch_norms and spec.stages > 1 and parts > 1:
         left_out = ", and running statistics are left out" if skipped else ""
         reasons.append(
-            f"{ours.batch_norms} batch norms look at one micro-batch at a time, so one worker with the whole "
+            f"{norms} at one micro-batch at a time, so one worker with the whole "
             f"batch computes something else; the reference takes the same {parts} parts one by one{left_out}"
         )
     elif skipped:
         synchronized = " (with --sync-batchnorm all of it is comparable)" * spec.traits.sync_batchnorm
         reasons.append(
-            f"{ours.batch_norms} batch norms look at each worker's own share, so one worker with the whole "
+            f"{norms} at each worker's own share, so one worker with the whole "
             f"batch computes something else; the reference takes the same {spec.workers} shares one by "
             f"one, and running statistics are left out{synchronized}"
         )

@@ -152,4 +152,5 @@ class Task:
 
     def build(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """A new model: what `model` returns, with torch modules around Keras models."""
-        return keras_model.build(self.model, self.name, dtype)
+        made: nn.Module = keras_model.build(self.model, self.name, dtype)
+        return made
