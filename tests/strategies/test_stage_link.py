@@ -154,8 +154,8 @@ class TestSlots:
         with pytest.raises(ManyhandsError) as caught:
             sender.put(torch.zeros(17))
         assert str(caught.value) == (
-            "a stage sends 68 bytes, but 64 were measured before the run: its outputs must not grow with "
-            "the data"
+            "a stage sends 68 bytes, but 64 were measured before the run: pad all batches to one "
+            "length, or use --transport torch, which sends any size"
         )
 
     def test_slots_are_whole_cache_lines(self) -> None:

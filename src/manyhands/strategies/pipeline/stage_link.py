@@ -82,7 +82,7 @@ class SlotLink:
         if tensor.nbytes > self._size.nbytes:
             raise ManyhandsError(
                 f"a stage sends {tensor.nbytes:,} bytes, but {self._size.nbytes:,} were measured before "
-                "the run: its outputs must not grow with the data"
+                "the run: pad all batches to one length, or use --transport torch, which sends any size"
             )
         head = [tensor_bytes.code(tensor.dtype), tensor.dim(), *tensor.shape]
         self._heads[number % slots][: len(head)] = head
