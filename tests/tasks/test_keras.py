@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,15 @@ def test_float64_is_computed_in_float64() -> None:
     assert float((model(X.double()).detach() - by_hand).abs().max()) < 1e-14
     assert keras.config.floatx() == "float32"
     assert keras.backend.result_type("float64", "float64") == "float32"  # as Keras has it
+
+
+def test_threads_that_build_at_a_time_leave_the_type_as_it_was() -> None:
+    """A study resolves its cells in threads: one of them left float64 behind for all."""
+    dtypes = [torch.float64, torch.float32] * 6
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda dtype: {p.dtype for p in task().build(dtype).parameters()}, dtypes)
+    assert list(found) == [{dtype} for dtype in dtypes]
+    assert keras.config.floatx() == "float32"
 
 
 def test_frozen_layers_stay() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 
 from manyhands.core.errors import UsageError
 from manyhands.data.generators import RandomStates
+
+_BUILDING = threading.RLock()  # Keras has one floating-point type for all threads
 
 
 def build(make: Callable[[], Any], name: str, dtype: torch.dtype) -> Any:
@@ -77,16 +80,17 @@ def _floating_point(dtype: torch.dtype) -> Iterator[None]:
         return
     import keras
 
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    kind = str(dtype).removeprefix("torch.")
-    keras.config.set_floatx(kind)
-    if policy.name == before:  # the usual one
-        keras.config.set_dtype_policy(kind)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before)
-        keras.config.set_dtype_policy(policy)
+    with _BUILDING:
+        before, policy = keras.config.floatx(), keras.config.dtype_policy()
+        kind = str(dtype).removeprefix("torch.")
+        keras.config.set_floatx(kind)
+        if policy.name == before:  # the usual one
+            keras.config.set_dtype_policy(kind)
+        try:
+            yield
+        finally:
+            keras.config.set_floatx(before)
+            keras.config.set_dtype_policy(policy)
 
 
 @contextmanager
