@@ -107,10 +107,10 @@ def trained(folder: Path, recipe: str | Callable[..., Any], **settings: Any) -> 
     ("recipe", "strategy", "workers"),
     [
         ("by_muon", "allreduce", 2),
-        ("by_signs", "allreduce", 2),
+        pytest.param("by_signs", "allreduce", 2, marks=pytest.mark.soak),
         ("by_adafactor", "average", 2),
-        ("by_signs", "average", 2),
-        ("by_muon", "pipeline", 2),
+        pytest.param("by_signs", "average", 2, marks=pytest.mark.soak),
+        pytest.param("by_muon", "pipeline", 2, marks=pytest.mark.soak),
         ("by_nadam", "sharded", 2),
         ("by_signs", "single", 1),
     ],

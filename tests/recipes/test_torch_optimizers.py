@@ -100,16 +100,16 @@ def test_workers_equal_one(strategy: str, transport: str) -> None:
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        ("adadelta", "single"),
-        ("adagrad", "average"),
-        ("adamax", "single"),
-        ("radam", "average"),
-        ("rmsprop", "single"),
+        pytest.param("adadelta", "single", marks=pytest.mark.soak),
+        pytest.param("adagrad", "average", marks=pytest.mark.soak),
+        pytest.param("adamax", "single", marks=pytest.mark.soak),
+        pytest.param("radam", "average", marks=pytest.mark.soak),
+        pytest.param("rmsprop", "single", marks=pytest.mark.soak),
         ("nadam", "single"),
         ("asgd", "average"),
-        ("rprop", "single"),
+        pytest.param("rprop", "single", marks=pytest.mark.soak),
         ("adafactor", "average"),
-        ("muon", "average"),
+        pytest.param("muon", "average", marks=pytest.mark.soak),
     ],
 )
 def test_its_state_is_resumed(name: str, strategy: str, tmp_path: Path) -> None:
