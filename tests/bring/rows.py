@@ -433,6 +433,13 @@ def keras_sequential() -> mh.Task:
     return task(numbers(), model=model)
 
 
+def keras_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    import keras
+
+    out: Tensor = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(targets, outputs)
+    return out
+
+
 def keras_functional() -> mh.Task:
     def model() -> nn.Module:
         import keras
@@ -443,7 +450,7 @@ def keras_functional() -> mh.Task:
         return keras.Model({"left": left, "right": right}, layers.Dense(CLASSES)(hidden))
 
     x, y = numbers()
-    return task(({"left": x, "right": x[:, :2]}, y), model=model)
+    return task(({"left": x, "right": x[:, :2]}, y), model=model, loss=keras_loss)
 
 
 def keras_inside_torch() -> mh.Task:

@@ -327,8 +327,8 @@ TABLE = {
     ),
     "a model that cannot be cut": (
         "train whole.py:linear --strategy pipeline --workers 2 --batch 4",
-        "a Linear cannot be divided into blocks: it is not an nn.Sequential and has no method blocks() that "
-        "returns its modules in order",
+        "the model, a Linear, cannot be divided into blocks: it is not an nn.Sequential and has no "
+        "method blocks() that returns its modules in order",
     ),
     "accumulated in a pipeline": (
         f"{IN_PIECES} --accumulate 2",

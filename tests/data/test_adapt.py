@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +62,7 @@ class Endless(IterableDataset[Any]):
 GIVEN: dict[str, Callable[[], Any]] = {
     "tensors": lambda: (X, Y),
     "arrays": lambda: (X.numpy(), Y.numpy()),
+    "tables": lambda: (pd.DataFrame(X.numpy(), columns=["a", "b"]), pd.Series(Y.numpy())),
     "read-only arrays": lambda: (np.broadcast_to(X.numpy(), (10, 2)), Y.numpy()),
     "big-endian arrays": lambda: (X.numpy().astype(">f4"), Y.numpy().astype(">i8")),
     "TensorDataset": lambda: TensorDataset(X, Y),
@@ -94,6 +96,12 @@ def test_of_several_tensors_the_last_is_the_target() -> None:
     assert batch.targets.tolist() == [6]
 
 
+def test_of_a_tuple_of_several_arrays_the_last_is_the_target() -> None:
+    batch = read(as_dataset((X, X.numpy()[:, :1], Y)), [7, 0])
+    assert [tensor.shape[1] for tensor in batch.inputs] == [2, 1]
+    assert batch.targets.tolist() == [7, 0]
+
+
 def test_a_collate_fn_pads_each_batch() -> None:
     loader = DataLoader([torch.ones(n, dtype=torch.int64) for n in (1, 4, 2)], collate_fn=padded)  # type: ignore[arg-type]
     batch = read(as_dataset(loader), [0, 2])
@@ -102,9 +110,11 @@ def test_a_collate_fn_pads_each_batch() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "nothing": (lambda: None, "train is a NoneType: give a torch Dataset or DataLoader, a Hugging Face"),
+    "nothing": (lambda: None, "train is None: give a torch Dataset or DataLoader, a Hugging Face"),
     "a text": (lambda: "data.csv", "train is a str: give a torch Dataset"),
     "a dict": (lambda: {"x": X, "y": Y}, "train is a dict: give"),
+    "lists of numbers": (lambda: ([1.0, 2.0], [0, 1]), "the data hold no tensor: turn lists of numbers"),
+    "a table": (lambda: pd.DataFrame({"x": [1.0], "y": [0]}), "train is a table: give (inputs, targets), su"),
     "inputs only": (lambda: X, "train has no targets: give (inputs, targets)"),
     "one tensor": (lambda: TensorDataset(X), "train is a TensorDataset of one tensor and has no targets"),
     "uneven": (lambda: (X, Y[:9]), "10 inputs but 9 targets: each sample needs both"),
@@ -278,6 +288,13 @@ class TestHuggingFace:
         batch = read(data, [7, 0, 3])
         assert torch.equal(batch.inputs["x"], X[[7, 0, 3]])
         assert batch.targets.tolist() == [7, 0, 3]
+
+    def test_columns_that_the_user_hides_stay_hidden(self, datasets: Any) -> None:
+        columns = {"x": X.tolist(), "leak": Y.tolist(), "label": Y.tolist()}
+        for kind in ("numpy", "torch", None):
+            table = datasets.Dataset.from_dict(columns)
+            table.set_format(kind, columns=["x", "label"])
+            assert list(read(as_dataset(table), [7, 0]).inputs) == ["x"]
 
     def test_a_transform_of_the_user(self, datasets: Any) -> None:
         table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})

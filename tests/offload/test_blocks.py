@@ -80,8 +80,8 @@ class TestBlocks:
     @pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Sequential()], ids=["Linear", "Sequential"])
     def test_what_cannot_be_cut(self, model: nn.Module) -> None:
         sentence = (
-            f"^a {type(model).__name__} cannot be divided into blocks: it is not an nn.Sequential and has no "
-            r"method blocks\(\) that returns its modules in order$"
+            f"^the model, a {type(model).__name__}, cannot be divided into blocks: it is not an nn.Sequential "
+            r"and has no method blocks\(\) that returns its modules in order$"
         )
         if isinstance(model, nn.Sequential):
             sentence = r"^an empty nn\.Sequential cannot be divided into blocks$"
@@ -200,7 +200,7 @@ class TestMeasure:
         assert costs[1].outputs == 2 * costs[0].outputs == sum(costs[1].layout.sizes)
 
     def test_a_block_that_gives_no_tensor(self) -> None:
-        sentence = r"^block 1 \(Nothing\) returns a NoneType: blocks must return tensors$"
+        sentence = r"^block 1 \(Nothing\) returns None: blocks must return tensors$"
         with pytest.raises(UsageError, match=sentence):
             measure(nn.Sequential(nn.Linear(3, 3), Nothing()), inputs())
 

@@ -165,3 +165,7 @@ def negative(samples: int) -> float:
 
 def text(samples: int) -> Any:
     return "fast"
+
+
+def number_as_text(samples: int) -> str:
+    return "0.1"

@@ -183,7 +183,7 @@ REFUSED = {
     "0",
     "misdeclared": "the scope of FILE:misdeclared is 'rows', which is not one (known: elements, parameters, "
     "model)",
-    "A_NUMBER": "FILE:A_NUMBER is a int, not a function (known: by_nadam, by_muon, ...)",
+    "A_NUMBER": "FILE:A_NUMBER is an int, not a function (known: by_nadam, by_muon, ...)",
     "by_nadm": "FILE has no recipe 'by_nadm' (did you mean 'by_nadam'? known: ...)",
 }
 
@@ -247,6 +247,11 @@ def test_what_cannot_be_a_recipe_is_a_sentence(recipe: str) -> None:
             {"lr_schedule": f"{FILE}:by_nadam"},
             "the schedule FILE:by_nadam fails: TypeError: by_nadam() missing 1 required positional argument: "
             "'batch'",
+        ),
+        (
+            {"lr_schedule": f"{FILE}:number_as_text"},
+            "the schedule FILE:number_as_text returns '0.1' after 0 samples, not a learning rate: it must be "
+            "a number of at least 0",
         ),
         (
             {"recipe": f"{FILE}:by_nadam", "lr_schedule": f"{FILE}:text"},

@@ -162,8 +162,11 @@ def test_a_function_is_a_callback_too(tmp_path: Path, caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (Listens, "a callback is an mh.Callback or a function of a step, not a Listens: use Listens()"),
-        (3, "a callback is an mh.Callback or a function of a step, not a int"),
+        (
+            Listens,
+            "a callback is an mh.Callback or a function of a step, not the class Listens: use Listens()",
+        ),
+        (3, "a callback is an mh.Callback or a function of a step, not an int"),
     ],
 )
 def test_what_is_no_callback(given: Any, sentence: str) -> None:
@@ -178,7 +181,7 @@ class TestInit:
         run = mh.train("digits-mlp", epochs=1, out=tmp_path / "first", quiet=True)
         return run.state_dict()
 
-    @pytest.mark.parametrize(("kind", "workers"), [("safetensors", 2), ("pt", 1), ("wrapped", 1)])
+    @pytest.mark.parametrize(("kind", "workers"), [("safetensors", 2), ("pt", 1), ("wrapped", 1), ("ddp", 1)])
     def test_a_run_starts_from_given_weights(
         self, kind: str, workers: int, weights: dict[str, torch.Tensor], tmp_path: Path
     ) -> None:
@@ -186,7 +189,8 @@ class TestInit:
         if kind == "safetensors":
             save_file(weights, file)
         else:
-            torch.save({"state_dict": weights} if kind == "wrapped" else weights, file)
+            of_ddp = {"model": {f"module.{name}": tensor for name, tensor in weights.items()}, "epoch": 3}
+            torch.save({"wrapped": {"state_dict": weights}, "ddp": of_ddp}.get(kind, weights), file)
         settings: dict[str, Any] = {"workers": workers, "lr": 1e-30, "epochs": 1, "quiet": True}
         run = mh.train("digits-mlp", init=str(file), out=tmp_path / "run", **settings)
         found = load_file(run.folder / "model.safetensors")
@@ -214,5 +218,5 @@ class TestInit:
         assert answer("less.safetensors") == sentence
         save_file({**weights, first: torch.zeros(2), "more": torch.zeros(1)}, tmp_path / "odd.safetensors")
         assert answer("odd.safetensors").startswith(
-            f"error: odd.safetensors is of another model (--init): it has besides more, and has {first} (2,) "
+            f"error: odd.safetensors is of another model (--init): it also has more, and has {first} (2,) "
         )

@@ -102,6 +102,14 @@ def test_a_task_object_is_resumed_in_the_middle(tmp_path: Path) -> None:
     assert (again.steps, again.loss, again.resumed) == (whole.steps, whole.loss, 1)
 
 
+def test_what_is_not_given_stays_as_it_was(tmp_path: Path) -> None:
+    """The page says `mh.train(mine, resume=True, out=FOLDER)`: it was refused, with other settings."""
+    whole = mh.train(mine, out=tmp_path / "whole", **SETTINGS)
+    again = mh.train(mine, resume=True, out=tmp_path / "whole", quiet=True)
+    assert again.spec == whole.spec
+    assert again.steps == whole.steps
+
+
 def test_another_task_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     mh.train(mine(), out=tmp_path / "run", **SETTINGS)
     with pytest.raises(UsageError, match=r"with other settings \(.*task my-task@\w+ -> my-task@\w+\)"):

@@ -247,9 +247,11 @@ class Net(nn.Module):
         self.noise = noise
         self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.recurrent = nn.LSTM(8, 8, num_layers=2, dropout=0.5, batch_first=True)
         self.head = nn.Linear(8, 2)
 
     def forward(self, x):
+        x = self.recurrent(x)[0]
         x = self.layer(self.attention(x, x, x, need_weights=False)[0])
         x = functional.dropout(x, 0.4, self.training)
         if self.noise:

@@ -180,10 +180,29 @@ def test_several_outputs_are_cut_together_and_what_cannot_be_cut_is_not() -> Non
     def of_a_dict(outputs: dict[str, Any], targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs["classes"], targets, reduction="sum")
 
-    with pytest.raises(UsageError, match="not the mean"):
-        check(of_a_dict, {"classes": outputs}, targets)
-    assert check(of_a_dict, {"classes": outputs, "states": torch.zeros(2, 12)}, targets)
-    assert check(of_a_dict, {"classes": outputs, "name": "x"}, targets)
+    # what the loss does not use is no excuse: a language model returns its cache, others a scalar
+    unused = (
+        {},
+        {"states": torch.zeros(2, 12)},
+        {"name": "x"},
+        {"aux": torch.tensor(2.0)},
+        {"cache": object()},
+    )
+    for more in unused:
+        with pytest.raises(UsageError, match="not the mean"):
+            check(of_a_dict, {"classes": outputs, **more}, targets)
+        assert check(lambda o, t: F.cross_entropy(o["classes"], t), {"classes": outputs, **more}, targets)
+
+    def of_states(outputs: dict[str, Any], targets: Tensor) -> Tensor:
+        return of_a_dict(outputs, targets) + outputs["states"].sum()
+
+    assert check(of_states, {"classes": outputs, "states": torch.zeros(2, 12)}, targets)
+
+
+def test_a_scalar_of_the_model_is_added_to_each_part() -> None:
+    outputs, targets = classes()
+    held = {"classes": outputs, "aux": torch.tensor(2.0)}
+    assert check(lambda o, t: F.cross_entropy(o["classes"], t) + o["aux"], held, targets)
 
 
 def test_one_sample_is_too_few_and_the_next_batch_is_looked_at() -> None:

@@ -61,6 +61,42 @@ class Broken(nn.Linear):
         raise KeyError("weight")
 
 
+class WithLoss(nn.Module):
+    """Returns a scalar beside its outputs: a sum over samples, or a mean."""
+
+    def __init__(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.reduce = net(), reduce
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        outputs = self.inner(x)
+        return {"outputs": outputs, "aux": self.reduce(outputs.square())}
+
+
+def with_scalar(reduce: Callable[[Tensor], Tensor], used: float = 1.0) -> mh.Task:
+    return task(
+        (X, Y),
+        model=lambda: WithLoss(reduce),
+        loss=lambda o, t: cross_entropy(o["outputs"], t) + used * o["aux"],
+        metric=mh.Metric(name="right", scores=lambda o, t: (o["outputs"].argmax(1) == t).float()),
+    )
+
+
+class Counts(nn.Module):
+    """Changes a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(net(), nn.BatchNorm1d(3))
+        self.register_buffer("seen", torch.zeros(()))
+        self.seen: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        out: Tensor = self.inner(x)
+        return out
+
+
 X, Y = numbers()
 SHARED = net()
 FAULTS: dict[str, tuple[Callable[[], mh.Task], str]] = {
@@ -76,17 +112,17 @@ FAULTS: dict[str, tuple[Callable[[], mh.Task], str]] = {
     ),
     "no model": (
         lambda: task((X, Y), model=None),
-        "the model of brought must be a function, but is a NoneType",
+        "the model of brought must be a function, but is None",
     ),
     "a function that returns nothing": (
         lambda: task((X, Y), model=lambda: None),
-        "the model of brought must be an nn.Module, but is a NoneType",
+        "the model of brought must be an nn.Module, but is None",
     ),
     "a loss that is a number": (
         lambda: task((X, Y), loss=lambda o, t: 0.5),
         "the loss must be a scalar, the mean over its samples, or (sum, weight), but is a float",
     ),
-    "no loss": (lambda: task((X, Y), loss=None), "the loss of brought must be a function, but is a NoneType"),
+    "no loss": (lambda: task((X, Y), loss=None), "the loss of brought must be a function, but is None"),
     "a loss per sample": (
         lambda: task((X, Y), loss=nn.CrossEntropyLoss(reduction="none")),
         "the loss must be a scalar, the mean over its samples, or (sum, weight), but is a tensor of shape "
@@ -110,9 +146,41 @@ FAULTS: dict[str, tuple[Callable[[], mh.Task], str]] = {
         lambda: task((X, Y), model=lambda: net().requires_grad_(False), loss=lambda o, t: (o.sum() * 0, 0)),
         "the model of brought has no parameter that requires a gradient",
     ),
+    "a metric that is a function": (
+        lambda: task((X, Y), metric=lambda o, t: o),
+        "the metric of brought must be an mh.Metric, but is a function: use mh.Metric(name=..., scores=...)",
+    ),
+    "a loss that is a class": (
+        lambda: task((X, Y), loss=nn.CrossEntropyLoss),
+        "the loss of brought is the class CrossEntropyLoss: use CrossEntropyLoss()",
+    ),
+    "a loss with parameters": (
+        lambda: task((X, Y), loss=nn.AdaptiveLogSoftmaxWithLoss(3, 3, [2])),
+        "the loss of brought has parameters, but only those of the model are trained and saved: move them "
+        "into the model, or freeze them with requires_grad_(False)",
+    ),
+    "a preprocess with parameters": (
+        lambda: task((X, Y), preprocess=nn.Linear(6, 6)),
+        "preprocess of brought has parameters, but only those of the model are trained and saved: move them "
+        "into the model, or freeze them with requires_grad_(False)",
+    ),
+    "lazy layers": (
+        lambda: task((X, Y), model=lambda: nn.Sequential(nn.LazyLinear(3))),
+        "the model of brought has lazy layers, whose shapes are not known yet: call it once on a sample "
+        "inside the function that builds it",
+    ),
+    "a sum of the model": (
+        lambda: with_scalar(torch.sum),
+        "the loss of brought uses a scalar of the model that is not a mean over samples: it is ",
+    ),
+    "one-hot targets": (
+        lambda: task((X, nn.functional.one_hot(Y, 3)), loss=lambda o, t: cross_entropy(o, t.argmax(1))),
+        "accuracy compares classes of shape (8,), the largest of the outputs, with targets of shape (8, 3): "
+        "for one-hot targets use targets.argmax(1), else give the task a Metric of its own",
+    ),
     "no preprocess": (
         lambda: task((X, Y), preprocess=None),
-        "the preprocess of brought must be a function, but is a NoneType",
+        "the preprocess of brought must be a function, but is None",
     ),
     "a function as preprocess": (
         lambda: task((X, Y), preprocess=lambda x: x),
@@ -143,6 +211,52 @@ FAULTS: dict[str, tuple[Callable[[], mh.Task], str]] = {
 }  # fmt: skip
 
 
+def test_a_scalar_that_is_a_mean_or_not_used_passes() -> None:
+    assert look(with_scalar(torch.mean)).notes == ()
+    assert look(with_scalar(torch.sum, used=0.0)).notes == ()
+
+
+def test_buffers_that_forward_changes_are_named() -> None:
+    """Those of torch's own layers are not: batch norm is known."""
+    assert look(task((X, Y), model=Counts)).notes == (
+        "forward changes seen of the model: with several workers each sees its own samples, and the changes "
+        "are averaged",
+    )
+
+
+def test_parameters_that_forward_changes_need_one_worker(tmp_path: Path) -> None:
+    """`Embedding(max_norm=...)` renormalizes its rows in place: other results with messages or shards."""
+    words = task(
+        (torch.arange(40) % 7, torch.arange(40) % 3),
+        model=lambda: nn.Sequential(nn.Embedding(7, 4, max_norm=0.5), nn.Linear(4, 3)),
+    )
+    assert look(words).writes == ("0.weight",)
+    mh.train(words, out=tmp_path / "one", epochs=1, batch=8, quiet=True)
+    with pytest.raises(UsageError) as caught:
+        mh.train(words, workers=2, out=tmp_path / "two", epochs=1, batch=8, quiet=True)
+    assert str(caught.value) == (
+        "the model of brought changes its parameter 0.weight in forward (as Embedding(max_norm=...) does), "
+        "which each worker would do by itself: use one worker"
+    )
+
+
+def test_preprocess_is_in_the_mode_of_the_model(tmp_path: Path) -> None:
+    """It dropped half of the test inputs."""
+    modes: list[tuple[bool, bool]] = []
+
+    class Notes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.append((self.training, len(x) == 37))
+            return x
+
+    notes = task((X, Y), preprocess=Notes())
+    modes.clear()
+    mh.train(notes, out=tmp_path / "run", epochs=2, batch=8, quiet=True)
+    assert {whole for training, whole in modes if training} == {False}
+    assert (False, True) in modes
+    assert (True, True) not in modes
+
+
 FAILURES: dict[str, tuple[Callable[[], mh.Task], type[Exception], str]] = {
     "in the builder": (
         lambda: task((X, Y), model=lambda: nn.Linear("six", 3)),  # type: ignore[arg-type]
@@ -155,9 +269,14 @@ FAILURES: dict[str, tuple[Callable[[], mh.Task], type[Exception], str]] = {
         "the first samples of train cannot be read",
     ),
     "in preprocess": (
-        lambda: task((X, Y), preprocess=Broken(6, 6)),
+        lambda: task((X, Y), preprocess=Broken(6, 6).requires_grad_(False)),
         KeyError,
         "preprocess of brought fails on the first training samples",
+    ),
+    "in the loss of test samples": (
+        lambda: task((X, Y), (X, Y.float()), metric=mh.Metric(name="one", scores=lambda o, t: t)),
+        RuntimeError,
+        "the loss of brought fails on the first test samples",
     ),
     "in forward": (
         lambda: task((X, Y), model=lambda: Broken(6, 3)),

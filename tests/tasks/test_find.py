@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +70,32 @@ def mine(here: Path) -> Path:
     return here
 
 
+def test_a_file_may_import_what_lies_next_to_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = here / "tasks"
+    folder.mkdir()
+    (folder / "shapes_of_mine.py").write_text("WIDTH = 4\n")
+    (folder / "mine.py").write_text("from shapes_of_mine import WIDTH\n" + FILE)
+    assert find.build("tasks/mine.py:task", {}).name == "mine"
+
+
+def test_random_data_are_the_same_in_every_process(here: Path) -> None:
+    """Each worker drew its own data, where the file did not seed."""
+    drawn = "X = torch.randn(8, 4)\n\ndef drawn():\n    made = task()\n"
+    drawn += "    data = ArrayData(X, torch.randint(0, 2, (8,)))\n"
+    drawn += (
+        "    return mh.Task(name='d', model=made.model, train=data, test=data, loss=made.loss, target=2.0)\n"
+    )
+    read = "import torch; from manyhands.tasks import find; t = find.build('drawn.py:drawn', {}).train; "
+    read += "print(t.inputs.sum().item(), t.targets.tolist())"
+    (here / "drawn.py").write_text(FILE + drawn)
+    done = [
+        subprocess.run([sys.executable, "-c", read], cwd=here, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert done[0].stdout == done[1].stdout != ""
+
+
 @pytest.mark.parametrize("name", ["task", "said", "_hidden", "ready"])
 def test_a_function_needs_no_annotation(name: str, mine: Path) -> None:
     """`def net(): return mh.Task(...)` was refused: "no task 'net' (known: none)"."""
@@ -85,7 +113,7 @@ def test_a_function_needs_no_annotation(name: str, mine: Path) -> None:
         ("network", r"^mine.py:network returned a Linear, not a manyhands Task$"),
         (
             "number",
-            r"^mine.py:number is a int, not a task or a function that returns one \(known: task, said, ",
+            r"^mine.py:number is an int, not a task or a function that returns one \(known: task, said, ",
         ),
         ("points", r"^mine.py:points needs n: give every parameter of a task a default$"),
         ("Network", r"^mine.py:Network needs in_features and out_features: give"),

@@ -168,6 +168,16 @@ class Penalized(layers.Layer):  # type: ignore[misc, name-defined]
         return x
 
 
+class Unbuilt(keras.Model):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(2)
+        self.built = True
+
+    def call(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
 def regularized() -> Any:
     return keras.Sequential([keras.Input((6,)), layers.Dense(2, kernel_regularizer="l2")])
 
@@ -192,6 +202,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         lambda: keras.Sequential([keras.Input((6,)), layers.Dense(2), Penalized()]),
         {},
         f"the Keras model of of keras adds losses of its own (add_loss), {EXTRA}",
+    ),
+    "built without weights": (
+        Unbuilt,
+        {},
+        "the Keras model of of keras has no weights yet: begin it with keras.Input(shape), or call it once "
+        "on a sample before it is returned",
+    ),
+    "constraint": (
+        lambda: keras.Sequential([keras.Input((6,)), layers.Dense(2, kernel_constraint="non_neg")]),
+        {},
+        "the Keras model of of keras has constraints, which only the optimizers of Keras apply: leave them "
+        "out, or compute them in the layer",
     ),
     "stages": (
         normed,

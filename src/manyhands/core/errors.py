@@ -69,6 +69,14 @@ class InterruptedRunError(ManyhandsError):
         return str(self.args[0])
 
 
+def kind_of(value: object) -> str:
+    """What a value is, with an article: `a str`, `an int`, `None`."""
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def shown(value: object) -> str:
     """A value as it was given, text in quotes. Long values are shortened: `'aaa...' (5,000 characters)`."""
     try:

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from manyhands.core import formatting
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.data.arrays import ArrayData
 from manyhands.data.base import Batch, Dataset, Request
 from manyhands.data.map_style import MapData, as_batch
@@ -35,7 +35,7 @@ def as_dataset(given: Any, name: str = "train") -> Dataset:
     found = _known(given, name)
     if found is not None:
         return found
-    raise UsageError(f"{name} is a {type(given).__name__}: give {KINDS}")
+    raise UsageError(f"{name} is {kind_of(given)}: give {KINDS}")
 
 
 def _known(given: Any, name: str) -> Dataset | None:
@@ -44,6 +44,12 @@ def _known(given: Any, name: str) -> Dataset | None:
         return own
     if isinstance(given, tuple) and len(given) == 2:
         return ArrayData(*given)
+    if isinstance(given, tuple) and len(given) > 2 and all(map(_is_array, given)):
+        return ArrayData(given[:-1], given[-1])  # several inputs
+    if _is_frame(given):
+        raise UsageError(
+            f"{name} is a table: give (inputs, targets), such as (table[columns], table[column])"
+        )
     if isinstance(given, DataLoader):
         return _of_loader(given, name)
     if isinstance(given, TensorDataset):
@@ -65,6 +71,15 @@ def _known(given: Any, name: str) -> Dataset | None:
     ):
         return MapData(given)
     return None
+
+
+def _is_array(value: object) -> bool:
+    return (isinstance(value, Tensor | np.ndarray) and value.ndim > 0) or _is_frame(value)
+
+
+def _is_frame(value: object) -> bool:
+    """Whether it is a table or a column of pandas, or of a library like it."""
+    return callable(getattr(value, "to_numpy", None)) and hasattr(value, "shape")
 
 
 def _of_tensors(given: TensorDataset, name: str) -> Dataset:
@@ -91,7 +106,7 @@ def _of_loader(loader: DataLoader[Any], name: str) -> Dataset:
     )
     if not plain:
         raise UsageError(
-            f"the DataLoader of {name} has its own sampler, a {type(sampler).__name__}: manyhands deals "
+            f"the DataLoader of {name} has its own sampler, {kind_of(sampler)}: manyhands deals "
             "every sample to one worker, once per epoch; give the data set itself, or a DataLoader without "
             "a sampler"
         )
@@ -140,7 +155,10 @@ def _of_hugging_face(given: Any, name: str) -> Dataset:
         )
     if given.format["type"] == "custom":  # set_transform: a function of the user's makes the samples
         return MapData(given)
-    return Table(given.with_format("torch"))
+    chosen = given.format
+    more = chosen["format_kwargs"] if chosen["type"] == "torch" else {}
+    shown = {"columns": chosen["columns"], "output_all_columns": chosen["output_all_columns"]}
+    return Table(given.with_format("torch", **shown, **more))
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,9 @@ class ArrayData:
         held = [*trees.named(self.inputs, "inputs"), *trees.named(self.targets, "targets")]
         lengths = {name: _length(name, tensor) for name, tensor in held if isinstance(tensor, Tensor)}
         if not lengths:
-            raise UsageError("a data set needs at least one tensor")
+            raise UsageError(
+                "the data hold no tensor: turn lists of numbers into tensors (torch.tensor) or numpy arrays"
+            )
         (first, length), *others = lengths.items()
         for name, other in others:
             if other != length:
@@ -52,7 +54,12 @@ class ArrayData:
 
 
 def as_tensor(value: object) -> object:
-    """A numpy array as a tensor that shares its memory where it can; a tensor, None or a number as it is."""
+    """A numpy array or a table of pandas as a tensor; a tensor, None or a number as it is.
+
+    The tensor shares the memory of an array where it can.
+    """
+    if callable(to_numpy := getattr(value, "to_numpy", None)):
+        value = to_numpy()
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "biuf":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.data import generators, trees
 from manyhands.data.arrays import as_tensor
 from manyhands.data.base import Batch, Dataset, Request
@@ -123,7 +123,7 @@ def _parts(collated: Any) -> tuple[Tree, Tree]:
         *inputs, targets = collated
         return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
     raise UsageError(
-        f"a sample must be (input, target), but a batch of them is a {type(collated).__name__}: use a "
+        f"a sample must be (input, target), but a batch of them is {kind_of(collated)}: use a "
         "collate_fn that returns (inputs, targets)"
     )
 
@@ -136,7 +136,7 @@ def _as_tensor(name: str) -> Callable[[object], object]:
         if isinstance(found, bool | int | float):
             return torch.tensor([found])
         raise UsageError(
-            f"the {name} of a batch hold a {type(found).__name__}, not a tensor: turn it into numbers in the "
+            f"the {name} of a batch hold {kind_of(found)}, not a tensor: turn it into numbers in the "
             "data set or in its collate_fn"
         )
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 
 Tree = Any
 """A tensor, or a dict, tuple, list or dataclass of trees; see above."""
@@ -110,7 +110,7 @@ def structure(tree: Tree) -> Structure:
     if members is None:
         if isinstance(tree, _PLAIN):
             return {"value": tree}
-        raise UsageError(f"a {type(tree).__name__} cannot be sent between stages: send tensors")
+        raise UsageError(f"{kind_of(tree)} cannot be sent between stages: send tensors")
     held = [[name, structure(value)] for name, value in members]
     if _is_record(tree):
         kind = type(tree)

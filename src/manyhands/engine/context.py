@@ -41,7 +41,7 @@ from manyhands.strategies.aliases import refuse_views
 from manyhands.strategies.asynchronous.base import AsynchronousSetup, Work
 from manyhands.strategies.base import Compute, PartitionedSetup, Setup
 from manyhands.strategies.precision import precision_of
-from manyhands.tasks import find
+from manyhands.tasks import find, keras_model
 from manyhands.tasks.base import Task
 from manyhands.tasks.checked_loss import CheckedLoss
 from manyhands.tasks.contract import check_real
@@ -77,7 +77,7 @@ class RankContext:
         self._fault = faults.from_environment() if inject_faults else None
         self.noise_meter = NoiseScaleMeter()
         self.offload: Offload | None = None
-        self._decoders = ExitStack()
+        self._until_closed = ExitStack()
 
         self.hardware = choose(spec.device, info.local_rank)
         self.device = self.hardware.where
@@ -97,6 +97,8 @@ class RankContext:
         self.transport: Transport = self.traffic
         try:
             self.worker = self._worker(dtype)
+            if dtype == torch.float64:
+                self._until_closed.enter_context(keras_model.float64())  # also for losses that Keras computes
             self.schedule = self.recipe.schedule(self.update, self.feed.order.n, self.horizon)
         except BaseException:
             self.close()
@@ -141,7 +143,7 @@ class RankContext:
 
     def close(self) -> None:
         """Release what data sets, transport and offloading hold."""
-        self._decoders.close()
+        self._until_closed.close()
         self.transport.close()
         if self.offload is not None:
             self.offload.close()
@@ -249,7 +251,7 @@ class RankContext:
         """The task with copies of its modules on this device; the built task is shared and not changed."""
         check_real(task.preprocess, f"the preprocessing of {task.name}")
         task = replace(task, preprocess=copy.deepcopy(task.preprocess).to(self.device, dtype))
-        task = pooled(task, self._decoders)
+        task = pooled(task, self._until_closed)
         if isinstance(task.loss, nn.Module):
             loss = copy.deepcopy(task.loss).to(self.device)
             task = replace(task, loss=loss.double() if dtype == torch.float64 else loss)

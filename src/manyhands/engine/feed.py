@@ -116,8 +116,10 @@ def test_sums(model: nn.Module, feed: Feed, requests: Iterable[Request]) -> Tens
     """The sums of scores, of losses and of their weights over some samples of the test set."""
     task = feed.task
     sums = torch.zeros(3, dtype=torch.float64)
-    modes = [(module, module.training) for module in model.modules()]  # some may be in eval mode already
+    # some modules may be in eval mode already
+    modes = [(m, m.training) for part in (model, task.preprocess) for m in part.modules()]
     model.eval()
+    task.preprocess.eval()
     with closing(task.test.stream(requests, seed=0)) as stream:
         for raw in stream:
             batch = feed.prepare(raw)

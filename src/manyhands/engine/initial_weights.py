@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 
 SHOWN = 3  # names in a sentence
+HOLDERS = ("state_dict", "model_state_dict", "model")  # keys of checkpoints under which the tensors are
+WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
 
 
 def read(path: str) -> dict[str, Tensor]:
@@ -24,15 +27,20 @@ def read(path: str) -> dict[str, Tensor]:
             return safetensors.torch.load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 (whatever torch says of a file that is something else)
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+        why = re.split(r"\.\s|\n", plain)[0] or type(error).__name__
         raise UsageError(
             f"{path} is neither safetensors nor a state dict that torch.save has written (--init): {why:.120}"
         ) from None
-    if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
-        found = found["state_dict"]  # as several trainers save it
+    if isinstance(found, Mapping):  # as several trainers save it
+        found = next((found[key] for key in HOLDERS if isinstance(found.get(key), Mapping)), found)
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise UsageError(f"{path} holds a {type(found).__name__}, not a state dict of tensors (--init)")
-    return {str(name): tensor for name, tensor in found.items()}
+        raise UsageError(f"{path} holds {kind_of(found)}, not a state dict of tensors (--init)")
+    tensors = {str(name): tensor for name, tensor in found.items()}
+    for prefix in WRAPPERS:
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def load(model: nn.Module, path: str) -> None:
@@ -45,7 +53,7 @@ def load(model: nn.Module, path: str) -> None:
     ]
     faults = {
         "lacks": [name for name in own if name not in found],
-        "has besides": [name for name in found if name not in own],
+        "also has": [name for name in found if name not in own],
         "has": shapes,
     }
     told = [f"{what} {_listed(names)}" for what, names in faults.items() if names]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.data import trees
 from manyhands.data.call import call
 from manyhands.data.trees import Layout, Tree
@@ -59,7 +59,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         only = model[0]
         return blocks_of(only) if len(model) == 1 and isinstance(only, nn.Sequential) else list(model)
     raise UsageError(
-        f"a {type(model).__name__} cannot be divided into blocks: it is not an nn.Sequential and has no "
+        f"the model, {kind_of(model)}, cannot be divided into blocks: it is not an nn.Sequential and has no "
         "method blocks() that returns its modules in order"
     )
 
@@ -131,7 +131,7 @@ def _check_composition(model: nn.Module, blocks: Sequence[nn.Module], inputs: Tr
                 parts = block(parts) if number else enter(model, block, parts)
                 if not trees.tensors(parts):
                     raise UsageError(
-                        f"block {number} ({type(block).__name__}) returns a {type(parts).__name__}: "
+                        f"block {number} ({type(block).__name__}) returns {kind_of(parts)}: "
                         "blocks must return tensors"
                     )
             if not trees.equal(whole, parts):

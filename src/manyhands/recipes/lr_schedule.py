@@ -80,7 +80,7 @@ class OwnSchedule:
         """The learning rate after this many samples: a number of at least 0."""
         found = self.function(samples)
         try:
-            lr = float(found)
+            lr = math.nan if isinstance(found, str | bytes) else float(found)
         except (TypeError, ValueError):
             lr = math.nan
         if not (lr >= 0 and math.isfinite(lr)):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.recipes.base import Scope
 
 Scalars = Mapping[str, str]
@@ -223,7 +223,7 @@ def _scalars(trial: _Trial, name: str) -> Scalars:
                 found[kind] = type(value).__name__
             elif value is not None:
                 raise UsageError(
-                    f"{name} keeps a {type(value).__name__} as {kind} of each parameter, which checkpoints "
+                    f"{name} keeps {kind_of(value)} as {kind} of each parameter, which checkpoints "
                     "cannot hold: only tensors and numbers can be saved"
                 )
     return found

@@ -19,7 +19,7 @@ from typing import Any, get_args
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands.core.errors import UsageError, choices, shown
+from manyhands.core.errors import UsageError, choices, kind_of, shown
 from manyhands.recipes.base import Recipe, Scope
 from manyhands.recipes.lr_schedule import Constant, LearningRate, OwnSchedule
 from manyhands.recipes.optimizer_trials import Scalars, find_traits, keep
@@ -135,7 +135,7 @@ class OwnRecipe:
             )
             raise UsageError(
                 f"the recipe {self.name} must return a torch.optim.Optimizer, or a list of them, but returns "
-                f"a {type(odd).__name__}{instead}"
+                f"{kind_of(odd)}{instead}"
             )
         optimizer = optimizers[0] if len(optimizers) == 1 else Several(optimizers)
         self._check(optimizer, parameters)
@@ -161,7 +161,7 @@ def check_function(name: str, function: Function) -> None:
     """Refuse what cannot be called as a recipe: it needs two arguments, and defaults for all others."""
     if not callable(function):
         raise UsageError(
-            f"the recipe {name} is a {type(function).__name__}, not a function (named_parameters, batch) "
+            f"the recipe {name} is {kind_of(function)}, not a function (named_parameters, batch) "
             "that returns a torch.optim.Optimizer"
         )
     try:

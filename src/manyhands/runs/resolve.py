@@ -56,6 +56,11 @@ def resolve(spec: RunSpec) -> RunSpec:
     found = examined(spec.replace(options=options))
     if found.needs_two:
         _check_batch_norm(spec, n, batch)
+    if found.writes and spec.workers > 1:
+        raise UsageError(
+            f"the model of {task.name} changes its parameter {found.writes[0]} in forward (as "
+            "Embedding(max_norm=...) does), which each worker would do by itself: use one worker"
+        )
     if found.keras_norms and spec.sync_batchnorm:
         raise UsageError("--sync-batchnorm cannot reach the batch norms of a Keras model: leave it out")
     if spec.init is not None:

@@ -10,7 +10,7 @@ from manyhands.callbacks.background import BackgroundCallbacks
 from manyhands.callbacks.base import Callback, StepFunction
 from manyhands.core import environment, formatting, registry
 from manyhands.core.atomic_files import usable
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.core.registry import launchers, strategies
 from manyhands.records.record import RunRecord, StepRecord
 from manyhands.records.run_folder import RunFolder
@@ -66,6 +66,16 @@ def train(
         if resume and task not in TASKS and ".py" not in task and not is_brought(task):
             return resume_folder(
                 Path(task), chosen, allow_changes=allow_changes, trust=trust, callbacks=background
+            )
+        stored = out is not None and RunFolder(Path(out)).exists()
+        if resume and is_brought(task) and stored and not allow_changes:
+            assert out is not None
+            return resume_folder(
+                Path(out),
+                {**chosen, "task": task},
+                allow_changes=allow_changes,
+                trust=trust,
+                callbacks=background,
             )
         if chosen.get("workers") == AUTO:
             spec = _fastest(task, chosen, background)
@@ -183,9 +193,10 @@ def as_callback(given: Callback | Callable[[StepRecord], Any]) -> Callback:
     if isinstance(given, Callback):
         return given
     if isinstance(given, type) or not callable(given):
-        kind = given.__name__ if isinstance(given, type) else type(given).__name__
-        instead = f": use {kind}()" if isinstance(given, type) and issubclass(given, Callback) else ""
-        raise UsageError(f"a callback is an mh.Callback or a function of a step, not a {kind}{instead}")
+        kind = f"the class {given.__name__}" if isinstance(given, type) else kind_of(given)
+        own = isinstance(given, type) and issubclass(given, Callback)
+        instead = f": use {given.__name__}()" if own else ""
+        raise UsageError(f"a callback is an mh.Callback or a function of a step, not {kind}{instead}")
     return StepFunction(given)
 
 

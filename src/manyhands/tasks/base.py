@@ -62,7 +62,14 @@ def _correct(outputs: Tree, targets: Tree) -> Tensor:
             f"accuracy needs a tensor of outputs, but the model returns a {_kind(outputs)}: give "
             "the task a Metric of its own"
         )
-    correct: Tensor = outputs.argmax(dim=1) == targets
+    found = outputs.argmax(dim=1) if outputs.ndim > 1 else outputs
+    if found.shape != targets.shape:
+        raise UsageError(
+            f"accuracy compares classes of shape {tuple(found.shape)}, the largest of the outputs, with "
+            f"targets of shape {tuple(targets.shape)}: for one-hot targets use targets.argmax(1), else give "
+            "the task a Metric of its own"
+        )
+    correct: Tensor = found == targets
     return correct
 
 

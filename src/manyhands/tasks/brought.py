@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.records.user_names import short_name
 from manyhands.tasks.base import Task
 from manyhands.tasks.fingerprint import fingerprint
@@ -49,7 +49,7 @@ def bring(task: Task | Builder) -> str:
 def bring_function(function: Callable[..., Any], what: str) -> str:
     """Make a recipe or a schedule known in this process, and return the name that a spec has for it."""
     if not callable(function):
-        raise UsageError(f"a {what} is a name, FILE.py:NAME or a function, not a {type(function).__name__}")
+        raise UsageError(f"a {what} is a name, FILE.py:NAME or a function, not {kind_of(function)}")
     name = getattr(function, "__name__", what)
     return _keep(what if name == "<lambda>" else name, function, function)
 

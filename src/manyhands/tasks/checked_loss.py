@@ -45,11 +45,12 @@ def check(loss: Loss, outputs: Tree, targets: Tree) -> bool:
     if size is not None and size < 2:
         return False
     if size is not None:
-        size = _affordable(outputs, size)
-        outputs, targets = trees.rows((outputs, targets), slice(0, size))
+        fewer = _affordable(outputs, size)
+        outputs, targets = _rows((outputs, targets), slice(0, fewer), size)
+        size = fewer
     with _isolated(loss, outputs) as copied:
         whole = _call(copied, outputs, targets)
-        if size is None:  # not every tensor has one row per sample: they cannot be divided
+        if size is None or _needs_whole(outputs, whole, size):  # it cannot be divided
             return True
         rounding = _Rounding.of(whole, outputs, targets)
         parts = _parts(copied, outputs, targets, size)
@@ -161,8 +162,8 @@ def _parts(loss: Loss, outputs: Tree, targets: Tree, size: int) -> _Called | Non
     middle = 1 + size // 3 if size > 2 else 1
 
     try:
-        first = _call(loss, *trees.rows((outputs, targets), slice(0, middle)))
-        second = _call(loss, *trees.rows((outputs, targets), slice(middle, size)))
+        first = _call(loss, *_rows((outputs, targets), slice(0, middle), size))
+        second = _call(loss, *_rows((outputs, targets), slice(middle, size), size))
     except Exception:  # noqa: BLE001 (the loss accepts the whole batch only: there is nothing to compare)
         return None
     weight = None
@@ -170,18 +171,39 @@ def _parts(loss: Loss, outputs: Tree, targets: Tree, size: int) -> _Called | Non
     if first.weight is not None and second.weight is not None:
         a = b = 1.0
         weight = first.weight + second.weight
-    pairs = zip(first.gradients, second.gradients, strict=True)
-    gradients = [torch.cat([one * a, two * b]) for one, two in pairs]
+    divided = [_has_rows(tensor, size) for tensor in trees.tensors(outputs) if tensor.is_floating_point()]
+    gradients = [
+        torch.cat([one * a, two * b]) if apart else one * a + two * b
+        for one, two, apart in zip(first.gradients, second.gradients, divided, strict=False)
+    ]
     return _Called(first.value * a + second.value * b, gradients, weight)
 
 
-def _samples(*held: Tree) -> int | None:
-    """The number of samples, or None if it is unclear."""
-    leaves = [leaf for tree in held for _, leaf in trees.named(tree, "") if leaf is not None]
-    if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
-        return None
-    sizes = {int(leaf.shape[0]) for leaf in leaves}
-    return sizes.pop() if len(sizes) == 1 else None
+def _samples(outputs: Tree, targets: Tree) -> int | None:
+    """The number of samples, or None if it is unclear: all targets have one row each, else all outputs."""
+    for tree in (targets, outputs):
+        sizes = {int(tensor.shape[0]) for tensor in trees.tensors(tree) if tensor.ndim}
+        if sizes:
+            return sizes.pop() if len(sizes) == 1 else None
+    return None
+
+
+def _has_rows(tensor: Tensor, size: int) -> bool:
+    return tensor.ndim > 0 and tensor.shape[0] == size
+
+
+def _rows(tree: Tree, which: slice, size: int) -> Tree:
+    """Some samples; what has not one row per sample stays as it is, such as a scalar or a cache."""
+    return trees.mapped(lambda tensor: tensor[which] if _has_rows(tensor, size) else tensor, tree)
+
+
+def _needs_whole(outputs: Tree, whole: _Called, size: int) -> bool:
+    """Whether the loss depends on an output that has rows, but not one per sample."""
+    held = [tensor for tensor in trees.tensors(outputs) if tensor.is_floating_point()]
+    return any(
+        tensor.ndim > 0 and not _has_rows(tensor, size) and bool(gradient.any())
+        for tensor, gradient in zip(held, whole.gradients, strict=False)
+    )
 
 
 def _affordable(outputs: Tree, size: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from manyhands.core.errors import UsageError
+from manyhands.core.errors import UsageError, kind_of
 from manyhands.data.base import Batch, Dataset, Request
 from manyhands.tasks.base import Metric, Task, accuracy, check_classes
 
@@ -37,7 +37,7 @@ def scored(metric: Metric, outputs: Any, targets: Any, size: int) -> Tensor:
     if isinstance(scores, Tensor) and scores.shape == (size,):
         return scores
     tensor = isinstance(scores, Tensor)
-    found = f"shape {tuple(scores.shape)}" if tensor else f"a {type(scores).__name__}"
+    found = f"shape {tuple(scores.shape)}" if tensor else f"{kind_of(scores)}"
     raise UsageError(
         f"the metric {metric.name} must return one score per sample, shape ({size},) for {size} samples, but "
         f"returned {found}: if a sample has several values, return their mean per sample"

@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from manyhands.core import formatting
-from manyhands.core.errors import ManyhandsError, UsageError
+from manyhands.core.errors import ManyhandsError, UsageError, kind_of
 from manyhands.data import generators, trees
 from manyhands.data.base import Batch, Dataset, Request
 from manyhands.data.call import call
-from manyhands.tasks.base import Task
+from manyhands.data.trees import Tree
+from manyhands.tasks.base import Metric, Task
 from manyhands.tasks.checked_loss import check
 from manyhands.tasks.contract import check_real, check_sizes, check_targets, scored
 from manyhands.tasks.model_parts import keras_norms
@@ -42,6 +44,7 @@ class Examination(NamedTuple):
     notes: tuple[str, ...]  # what a person should know
     needs_two: bool  # whether the model cannot train on one sample, because of a batch norm
     keras_norms: bool = False  # whether Keras computes batch norms, which nobody can synchronize
+    writes: tuple[str, ...] = ()  # parameters that forward changes
 
 
 def examine(task: Task, device: torch.device, dtype: torch.dtype) -> Examination:
@@ -63,19 +66,75 @@ def _examine(task: Task, device: torch.device, dtype: torch.dtype) -> tuple[Exam
     train, test = (_read(task, name) for name in ("train", "test"))
     check_targets(task)
     check_real(task.preprocess, f"the preprocessing of {task.name}")
+    _check_untrained(task)
     task = replace(task, preprocess=copy.deepcopy(task.preprocess).to(device, dtype))
     with _said(f"preprocess of {task.name} fails on the first training samples"):
         batch = prepare(task, train, device, dtype)
+    before = _versions(model)
     with _said(f"the model of {task.name} fails on the first {batch.size} training samples"):
         outputs = call(model, batch.inputs)
+    changed = [name for name, version in _versions(model).items() if version != before[name]]
     loss = _checked_loss(task, device, dtype)
     with _said(f"the loss of {task.name} fails on the outputs of the model"):
         check(loss, outputs, batch.targets)
         found = loss(outputs, batch.targets)
+    _check_scalars(task, model, batch, outputs, found)
     missing = _without_gradient(task, model, found)
-    _score(task, model, prepare(task, test, device, dtype))
-    notes = (_named(missing),) if missing else ()
-    return Examination(notes, _needs_two(model, batch), keras_norms(model)), first
+    task.preprocess.eval()
+    _score(task, loss, model, prepare(task, test, device, dtype))
+    own = dict(model.named_parameters())
+    notes = [_named(missing)] if missing else []
+    notes += _about_buffers([name for name in changed if name not in own])
+    writes = tuple(name for name in changed if name in own)
+    return Examination(tuple(notes), _needs_two(model, batch), keras_norms(model), writes), first
+
+
+def _versions(model: nn.Module) -> dict[str, int]:
+    """How often each parameter was changed, and each buffer of the user's own modules."""
+    found = {name: parameter._version for name, parameter in model.named_parameters()}
+    for name, module in model.named_modules():
+        if not type(module).__module__.startswith(("torch.", "manyhands.")):
+            for key, buffer in module.named_buffers(name, recurse=False):
+                found[key] = hash((id(buffer), buffer._version))
+    return found
+
+
+def _about_buffers(names: list[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"forward changes {_listed(names)} of the model: with several workers each sees its own samples, and "
+        "the changes are averaged"
+    ]
+
+
+def _check_scalars(task: Task, model: nn.Module, batch: Batch, outputs: Tree, found: Any) -> None:
+    """Refuse a scalar of the model that the loss uses and that is not a mean over samples."""
+    value = found if isinstance(found, Tensor) else found[0]
+    scalars = [tensor for tensor in trees.tensors(outputs) if not tensor.ndim and tensor.requires_grad]
+    if not scalars or not value.requires_grad or batch.size < 2:
+        return
+    gradients = torch.autograd.grad(value, scalars, retain_graph=True, allow_unused=True)
+    if not any(gradient is not None and bool(gradient) for gradient in gradients):
+        return
+    middle = 1 + batch.size // 3 if batch.size > 2 else 1
+    model.eval()  # so that dropout makes no difference
+    with torch.no_grad():
+        parts = (slice(None), slice(0, middle), slice(middle, None))
+        whole, one, two = (
+            [float(t) for t in trees.tensors(call(model, trees.rows(batch.inputs, part))) if not t.ndim]
+            for part in parts
+        )
+    model.train()
+    share = middle / batch.size
+    for all_, first, second in zip(whole, one, two, strict=True):
+        mean = share * first + (1 - share) * second
+        if abs(mean - all_) > 1e-3 * max(abs(all_), abs(mean)) + 1e-6:
+            raise UsageError(
+                f"the loss of {task.name} uses a scalar of the model that is not a mean over samples: it is "
+                f"{all_:.6g} for {batch.size} samples, but {mean:.6g} when computed from two parts of them; "
+                "return one value per sample instead, or let the loss return (sum, weight)"
+            )
 
 
 def _check_new(task: Task, dtype: torch.dtype, first: Parameter | None) -> None:
@@ -90,26 +149,48 @@ def _check_new(task: Task, dtype: torch.dtype, first: Parameter | None) -> None:
 
 
 def _check_parts(task: Task) -> None:
+    if not isinstance(task.metric, Metric):
+        raise UsageError(
+            f"the metric of {task.name} must be an mh.Metric, but is {kind_of(task.metric)}: use "
+            "mh.Metric(name=..., scores=...)"
+        )
+    if isinstance(task.loss, type):
+        name = task.loss.__name__
+        raise UsageError(f"the loss of {task.name} is the class {name}: use {name}()")
     for name in ("model", "loss", "preprocess"):
         part = getattr(task, name)
         if not callable(part):
-            raise UsageError(f"the {name} of {task.name} must be a function, but is a {type(part).__name__}")
+            raise UsageError(f"the {name} of {task.name} must be a function, but is {kind_of(part)}")
     if isinstance(task.model, nn.Module):
         raise UsageError(
             f"the model of {task.name} is a network: give a function that builds it, such as model=lambda: "
             f"{type(task.model).__name__}(...), so that every worker builds the same one from its seed"
         )
     if not isinstance(task.preprocess, nn.Module):
-        raise UsageError(
-            f"preprocess of {task.name} must be an nn.Module, but is a {type(task.preprocess).__name__}"
-        )
+        raise UsageError(f"preprocess of {task.name} must be an nn.Module, but is {kind_of(task.preprocess)}")
+
+
+def _check_untrained(task: Task) -> None:
+    """Refuse parameters that nobody trains or saves, and that each process would draw for itself."""
+    for name, part in (("preprocess", task.preprocess), ("the loss", task.loss)):
+        if isinstance(part, nn.Module) and any(p.requires_grad for p in part.parameters()):
+            raise UsageError(
+                f"{name} of {task.name} has parameters, but only those of the model are trained and saved: "
+                "move them into the model, or freeze them with requires_grad_(False)"
+            )
 
 
 def _model(task: Task, device: torch.device, dtype: torch.dtype) -> nn.Module:
     with _said(f"the model of {task.name} cannot be built"):
         model: Any = task.build(dtype)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model of {task.name} must be an nn.Module, but is a {type(model).__name__}")
+        raise UsageError(f"the model of {task.name} must be an nn.Module, but is {kind_of(model)}")
+    held = (*model.parameters(), *model.buffers())
+    if any(isinstance(each, UninitializedParameter | UninitializedBuffer) for each in held):
+        raise UsageError(
+            f"the model of {task.name} has lazy layers, whose shapes are not known yet: call it once on a "
+            "sample inside the function that builds it"
+        )
     check_real(model, f"the model of {task.name}")
     return model.to(device, dtype).train()
 
@@ -124,14 +205,14 @@ def _read(task: Task, name: str) -> Batch:
         with said, closing(data.stream([Request(0, samples)], seed=0)) as stream:
             batch = next(stream)
         if not isinstance(batch, Batch):
-            raise UsageError(f"stream of {name} must yield mh.Batch, but yields a {type(batch).__name__}")
+            raise UsageError(f"stream of {name} must yield mh.Batch, but yields {kind_of(batch)}")
         return batch
 
     first, second = read(), read()
     for what, leaf in (*trees.named(first.inputs, "inputs"), *trees.named(first.targets, "targets")):
         rows = leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None
         if leaf is not None and rows != len(samples):
-            shape = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+            shape = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"{kind_of(leaf)}"
             raise UsageError(
                 f"{what} of {name} must be tensors with one row per sample, but {len(samples)} samples have "
                 f"{shape}"
@@ -170,17 +251,23 @@ def _without_gradient(task: Task, model: nn.Module, found: Any) -> list[str]:
 
 
 def _named(missing: list[str]) -> str:
-    listed = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
     count = formatting.plural(len(missing), "parameter")
     gets = "gets" if len(missing) == 1 else "get"
-    return f"{count} of the model {gets} no gradient from the first samples: {listed}"
+    return f"{count} of the model {gets} no gradient from the first samples: {_listed(missing)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 @torch.no_grad()
-def _score(task: Task, model: nn.Module, batch: Batch) -> None:
+def _score(task: Task, loss: Any, model: nn.Module, batch: Batch) -> None:
     model.eval()
     with _said(f"the metric {task.metric.name} of {task.name} fails on the first test samples"):
-        scored(task.metric, call(model, batch.inputs), batch.targets, batch.size)
+        outputs = call(model, batch.inputs)
+        scored(task.metric, outputs, batch.targets, batch.size)
+    with _said(f"the loss of {task.name} fails on the first test samples"):
+        loss(outputs, batch.targets)
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from manyhands.core import registry
-from manyhands.core.errors import ManyhandsError, UsageError, choices, shown
+from manyhands.core.errors import ManyhandsError, UsageError, choices, kind_of, shown
+from manyhands.data import generators
 from manyhands.records.user_names import file_of, is_brought
 from manyhands.tasks import TASKS, brought
 from manyhands.tasks.base import Task
@@ -38,7 +39,7 @@ def builder(name: str) -> Callable[..., Task]:
         return lambda: value
     if not callable(value):
         raise UsageError(
-            f"{name} is a {type(value).__name__}, not a task or a function that returns one "
+            f"{name} is {kind_of(value)}, not a task or a function that returns one "
             f"({choices(attribute, offered)})"
         )
     if needed := _required(value):
@@ -54,8 +55,7 @@ def function(name: str, what: str) -> Callable[..., Any]:
     value, offered = _in_file(name, what, _is_own_function)
     if not callable(value):
         raise UsageError(
-            f"{name} is a {type(value).__name__}, not a function "
-            f"({choices(name.rpartition(':')[2], offered)})"
+            f"{name} is {kind_of(value)}, not a function ({choices(name.rpartition(':')[2], offered)})"
         )
     found: Callable[..., Any] = value
     return found
@@ -95,11 +95,19 @@ def _examined(name: str, options: str, changed: int, device: torch.device, dtype
 def _build(name: str, options: str, changed: int) -> Task:
     make = builder(name)
     given = registry.parse(name, make, json.loads(options))
-    with no_exit(name, UsageError):
-        task = make(**given)
+    with no_exit(name, UsageError), _seeded():
+        task: Any = make(**given)
     if not isinstance(task, Task):
-        raise UsageError(f"{name} returned a {type(task).__name__}, not a manyhands Task")
+        raise UsageError(f"{name} returned {kind_of(task)}, not a manyhands Task")
     return task
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Let a task that draws random numbers draw the same ones in every process: all have the same data."""
+    with generators.kept():
+        generators.seed(0)
+        yield
 
 
 @contextmanager
@@ -134,8 +142,11 @@ def _import(path: Path, changed: int) -> ModuleType:
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module  # so that its classes can be pickled
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as for a script: it may import what lies next to it
     try:
-        with no_exit(str(path), UsageError):
+        with no_exit(str(path), UsageError), _seeded():
             specification.loader.exec_module(module)
     except UsageError:
         del sys.modules[name]

@@ -94,8 +94,11 @@ def _floating_point(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _float64() -> Iterator[None]:
+def float64() -> Iterator[None]:
     """Inside, Keras does not round float64 to float32. It has no public switch for it."""
+    if "keras" not in sys.modules:
+        yield
+        return
     import keras
     from keras.src.backend.common import dtypes
 
@@ -157,7 +160,7 @@ class KerasModule(nn.Module):
         if training:
             mapping += [(seed, torch.randint(2**31, tuple(seed.shape))) for seed in held.seeds]
         first = next((tensor for tensor in tensors.values() if tensor is not None), torch.empty(0))
-        wide = _float64() if first.dtype == torch.float64 else nullcontext()
+        wide = float64() if first.dtype == torch.float64 else nullcontext()
         state = keras.StatelessScope(mapping, collect_losses=True)
         with keras.device(str(first.device)), wide, state as scope:
             outputs = held.model(*inputs, training=training, **others)
@@ -206,13 +209,18 @@ def _check(model: Any, name: str) -> None:
             f"the Keras model of {name} runs on {keras.config.backend()}, not on torch: set "
             "KERAS_BACKEND=torch before Keras is imported"
         )
-    if not model.built:
+    if not model.built or not model.weights:
         raise UsageError(
             f"the Keras model of {name} has no weights yet: begin it with keras.Input(shape), or call it "
             "once on a sample before it is returned"
         )
     if any(getattr(variable, "regularizer", None) is not None for variable in model.trainable_variables):
         raise UsageError(_extra_losses(name, "a regularizer"))
+    if any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables):
+        raise UsageError(
+            f"the Keras model of {name} has constraints, which only the optimizers of Keras apply: leave "
+            "them out, or compute them in the layer"
+        )
 
 
 def _extra_losses(name: str, what: str) -> str:

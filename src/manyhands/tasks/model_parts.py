@@ -28,10 +28,13 @@ def switch_off_dropout(model: nn.Module) -> int:
     layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     for layer in layers:
         layer.p = 0.0
+    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase) and m.dropout > 0]
+    for network in recurrent:
+        network.dropout = 0.0
     others = [layer for module in _of_keras(model) for layer in module.dropouts]
     for other in others:
         other.rate = 0.0
-    return len(layers) + len(others)
+    return len(layers) + len(recurrent) + len(others)
 
 
 def _of_keras(model: nn.Module) -> list[KerasModule]:

@@ -22,6 +22,6 @@ def prepare(task: Task, batch: Batch, device: torch.device, dtype: torch.dtype) 
     def converted(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    inputs = task.preprocess(trees.mapped(moved, batch.inputs))
+    inputs = task.preprocess(trees.mapped(converted, trees.mapped(moved, batch.inputs)))
     targets = trees.mapped(converted, trees.mapped(moved, batch.targets))
     return Batch(trees.mapped(converted, inputs), targets)

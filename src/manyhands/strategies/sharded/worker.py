@@ -248,10 +248,20 @@ def _without_values(model: nn.Module) -> nn.Module:
     memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().new_empty(0), parameter.requires_grad)
-    made = copy.deepcopy(model, memo)
+    try:
+        made = copy.deepcopy(model, memo)
+    except RuntimeError as error:
+        raise UsageError(
+            f"strategy sharded needs a copy of the model, which cannot be made ({_first_line(error):.90}): "
+            "use torch.nn.utils.parametrizations instead of hooks, or another strategy"
+        ) from error
     for module, twin in zip(model.modules(), made.modules(), strict=True):
         twin._buffers = module._buffers  # also buffers that will be replaced
     return made
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _shard(model: nn.Module, transport: Transport) -> list[FSDPModule]:
