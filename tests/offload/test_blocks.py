@@ -80,8 +80,8 @@ class TestBlocks:
     @pytest.mark.parametrize("model", [nn.Linear(3, 4), nn.Sequential()], ids=["Linear", "Sequential"])
     def test_what_cannot_be_cut(self, model: nn.Module) -> None:
         sentence = (
-            f"^the model, a {type(model).__name__}, cannot be divided into blocks: it is not an nn.Sequential "
-            r"and has no method blocks\(\) that returns its modules in order$"
+            f"^the model, a {type(model).__name__}, cannot be divided into blocks: it is not an "
+            r"nn.Sequential and has no method blocks\(\) that returns its modules in order$"
         )
         if isinstance(model, nn.Sequential):
             sentence = r"^an empty nn\.Sequential cannot be divided into blocks$"
