@@ -12,10 +12,10 @@ SEED ?= 0
 study: $(INSTALLED)
 	$(BIN)/manyhands study default
 
-# three tests at a time, because many of them wait for processes, but for those that compare times (ALONE in
+# four tests at a time, because many of them wait for processes, but for those that compare times (ALONE in
 # tests/conftest.py)
 test: lint
-	$(BIN)/python -m pytest -m "not alone" --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 10
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10
 	$(BIN)/python -m pytest -m alone --durations 10
 
 test-quick: lint

@@ -71,7 +71,7 @@ def some_of(way: str) -> list[str]:
     first = list(WAYS).index(way) % 3
     if way == "accumulated":
         always |= slow
-    several = way not in ("offload", "noise scale")  # they wrap what the others do
+    several = way not in ("offload", "noise scale", "sharded")  # what matters to them is in all of `always`
     some = [name for at, name in enumerate(rows_of(way)) if several and at % 3 == first and name not in slow]
     return [name for name in rows_of(way) if name in always or name in some]
 

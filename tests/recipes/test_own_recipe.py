@@ -163,12 +163,12 @@ def sentence(**settings: Any) -> str:
 
 
 TAKES = "must take (named_parameters, batch), and everything else with a default, but takes"
-RETURNS = "must return a torch.optim.Optimizer, or a list of them, but returns a"
+RETURNS = "must return a torch.optim.Optimizer, or a list of them, but returns"
 REFUSED = {
     "one_argument": f"the recipe FILE:one_argument {TAKES} (named_parameters)",
     "three_arguments": f"the recipe FILE:three_arguments {TAKES} (named_parameters, batch, more)",
-    "nothing": f"the recipe FILE:nothing {RETURNS} NoneType",
-    "with_scheduler": f"the recipe FILE:with_scheduler {RETURNS} StepLR; a schedule is a function of "
+    "nothing": f"the recipe FILE:nothing {RETURNS} None",
+    "with_scheduler": f"the recipe FILE:with_scheduler {RETURNS} a StepLR; a schedule is a function of "
     "samples: lr_schedule=... or --lr-schedule",
     "fails": "the recipe FILE:fails fails: KeyError: 'no.such'",
     "by_lbfgs": "the optimizer of FILE:by_lbfgs, LBFGS, cannot make a step with gradients alone, as "

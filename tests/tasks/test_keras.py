@@ -86,7 +86,9 @@ def test_names_do_not_depend_on_what_was_built_before() -> None:
     assert list(task(lambda: named).build().state_dict()) == ["head_7/kernel", "head_7/bias"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"strategy": "allreduce", "workers": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"strategy": "allreduce", "workers": 2}, marks=pytest.mark.soak)]
+)
 def test_dropout_is_resumed_to_the_same_bits(settings: dict[str, Any], tmp_path: Path) -> None:
     more: dict[str, Any] = {"quiet": True, "threads": 1, **settings}
     whole = mh.train(dropping, out=tmp_path / "whole", **more)

@@ -67,9 +67,8 @@ def train(
             return resume_folder(
                 Path(task), chosen, allow_changes=allow_changes, trust=trust, callbacks=background
             )
-        stored = out is not None and RunFolder(Path(out)).exists()
-        if resume and is_brought(task) and stored and not allow_changes:
-            assert out is not None
+        known = resume and out is not None and is_brought(task) and not allow_changes
+        if known and out is not None and RunFolder(Path(out)).exists():
             return resume_folder(
                 Path(out),
                 {**chosen, "task": task},
