@@ -85,7 +85,7 @@ def test_a_run_in_blocks_makes_the_steps_of_a_run_in_one_piece(
     for rank, phases in enumerate(record.phases):
         assert "paused" not in phases
         assert sum(phases.values()) < record.seconds + 1.2, rank
-    assert record.training_seconds > awake * 0.9
+    assert record.training_seconds > awake * 0.5  # of a server, those of another rank
     assert all(span.phase != "paused" for spans in record.timeline for span in spans)
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]  # the gate is gone
 
