@@ -27,7 +27,6 @@ from launchers.functions import (
     variable,
 )
 from manyhands.core.errors import InterruptedRunError, UsageError, WorkerFailedError
-from manyhands.launchers import local
 from manyhands.launchers.base import SupervisionOptions
 from manyhands.launchers.local import LocalLauncher
 from manyhands.launchers.processes import local_processes
