@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from manyhands.core.errors import UsageError
 from manyhands.data import generators, trees
+from manyhands.data.generators import RandomStates
 from manyhands.data.trees import Tree
 
 Loss = Callable[[Tree, Tree], Any]
@@ -49,14 +50,16 @@ def check(loss: Loss, outputs: Tree, targets: Tree) -> bool:
         outputs, targets = _rows((outputs, targets), slice(0, fewer), size)
         size = fewer
     with _isolated(loss, outputs) as copied:
+        before = RandomStates.now()
         whole = _call(copied, outputs, targets)
+        random = not before.unchanged
         if size is None or _needs_whole(outputs, whole, size):  # it cannot be divided
             return True
         rounding = _Rounding.of(whole, outputs, targets)
         parts = _parts(copied, outputs, targets, size)
         if parts is None or rounding.allows(whole, parts):
             return True
-        if not rounding.allows(whole, _call(copied, outputs, targets)):  # the loss is random
+        if random or not rounding.allows(whole, _call(copied, outputs, targets)):  # the loss is random
             return True
     if whole.weight is not None:
         raise UsageError(
