@@ -84,7 +84,7 @@ def _floating_point(dtype: torch.dtype) -> Iterator[None]:
         before, policy = keras.config.floatx(), keras.config.dtype_policy()
         kind = str(dtype).removeprefix("torch.")
         keras.config.set_floatx(kind)
-        if policy.name == before:  # the usual one
+        if policy.name in ("float32", "float64"):  # the usual one, not mixed
             keras.config.set_dtype_policy(kind)
         try:
             yield
@@ -103,14 +103,16 @@ def float64() -> Iterator[None]:
     from keras.src.backend.common import dtypes
 
     rounds: dict[str, str] = getattr(dtypes, "BIT64_TO_BIT32_DTYPE", {})
-    before = rounds.get("float64", "float32")
+    before, kind = rounds.get("float64", "float32"), keras.config.floatx()
     rounds["float64"] = "float64"
+    keras.config.set_floatx("float64")  # the losses of Keras cast what they are given to it
     try:
         if keras.backend.result_type("float64", "float64") != "float64":
             raise UsageError(f"Keras {keras.__version__} computes in float32 only: leave out dtype float64")
         yield
     finally:
         rounds["float64"] = before
+        keras.config.set_floatx(kind)
 
 
 class _Held:
