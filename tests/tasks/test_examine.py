@@ -219,8 +219,8 @@ def test_a_scalar_that_is_a_mean_or_not_used_passes() -> None:
 def test_buffers_that_forward_changes_are_named() -> None:
     """Those of torch's own layers are not: batch norm is known."""
     assert look(task((X, Y), model=Counts)).notes == (
-        "forward changes seen of the model: with several workers each sees its own samples, and the changes "
-        "are averaged",
+        "forward changes seen of the model: with several workers each sees only its own samples, so such "
+        "buffers will differ from those of one worker",
     )
 
 

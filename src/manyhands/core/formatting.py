@@ -29,6 +29,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """The first of many names: `a, b, c and 7 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
 def percent(share: float, digits: int = 0) -> str:
     """`61 %`."""
     return f"{100 * share:.{digits}f} %"

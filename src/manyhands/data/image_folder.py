@@ -16,6 +16,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
+from manyhands.core import formatting
 from manyhands.core.errors import ManyhandsError, UsageError
 from manyhands.data.base import Batch, Request
 from manyhands.data.image_files import find_classes, find_images, find_split, no_images
@@ -175,6 +176,5 @@ def _unreadable_sentence(root: Path, bad: Sequence[str]) -> UsageError:
 
 
 def _skip_notice(root: Path, bad: Sequence[str]) -> str:
-    more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
     images = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
-    return f"skipped {images} of {root} that cannot be read: {', '.join(bad[:3])}{more}"
+    return f"skipped {images} of {root} that cannot be read: {formatting.first_few(bad, 3)}"

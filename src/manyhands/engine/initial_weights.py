@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from manyhands.core import formatting
 from manyhands.core.errors import UsageError, kind_of
 
-SHOWN = 3  # names in a sentence
 HOLDERS = ("state_dict", "model_state_dict", "model")  # keys of checkpoints under which the tensors are
 WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before every name
 
@@ -56,11 +56,7 @@ def load(model: nn.Module, path: str) -> None:
         "also has": [name for name in found if name not in own],
         "has": shapes,
     }
-    told = [f"{what} {_listed(names)}" for what, names in faults.items() if names]
+    told = [f"{what} {formatting.first_few(names, 3)}" for what, names in faults.items() if names]
     if told:
         raise UsageError(f"{path} is of another model (--init): it {', and '.join(told)}")
     model.load_state_dict(found)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -47,8 +47,6 @@ from manyhands.records.run_folder import RunFolder
 from manyhands.strategies import STRATEGIES
 from manyhands.tasks import find
 
-SHOWN = 5  # names of parameters in a sentence
-
 
 def work(info: RankInfo, job: Job) -> RunRecord | None:
     """Be one worker of a run, from building the model to the record, which rank 0 returns."""
@@ -147,7 +145,7 @@ class Session:
             )
         if left_out := self.context.recipe.left_out:
             count = formatting.plural(len(left_out), "parameter")
-            listed = ", ".join(left_out[:SHOWN]) + (", ..." if len(left_out) > SHOWN else "")
+            listed = formatting.first_few(left_out)
             self._notify(f"the optimizer of the recipe does not get {count}, which will not change: {listed}")
         if "cut" in self.context.choices:
             self._notify(self.context.choices["cut"])

@@ -35,7 +35,6 @@ from manyhands.tasks.prepare import prepare
 
 Parameter = weakref.ReferenceType[nn.Parameter]
 FEW = 8  # samples
-NAMED = 5  # parameters without a gradient that are named
 
 
 class Examination(NamedTuple):
@@ -103,8 +102,8 @@ def _about_buffers(names: list[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"forward changes {_listed(names)} of the model: with several workers each sees its own samples, and "
-        "the changes are averaged"
+        f"forward changes {formatting.first_few(names)} of the model: with several workers each sees only "
+        "its own samples, so such buffers will differ from those of one worker"
     ]
 
 
@@ -253,11 +252,7 @@ def _without_gradient(task: Task, model: nn.Module, found: Any) -> list[str]:
 def _named(missing: list[str]) -> str:
     count = formatting.plural(len(missing), "parameter")
     gets = "gets" if len(missing) == 1 else "get"
-    return f"{count} of the model {gets} no gradient from the first samples: {_listed(missing)}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    return f"{count} of the model {gets} no gradient from the first samples: {formatting.first_few(missing)}"
 
 
 @torch.no_grad()
