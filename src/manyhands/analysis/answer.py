@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from manyhands.analysis import answer_notes, groups
 from manyhands.analysis.answer_field import Field
-from manyhands.analysis.answer_notes import MOST, between, takes, times
+from manyhands.analysis.answer_notes import MOST, between, takes
 from manyhands.analysis.candidates import first
 from manyhands.analysis.fine_line import FineLine, fine_lines
 from manyhands.analysis.regimes import about, regimes
@@ -206,7 +206,7 @@ def _threads(field: Field) -> str:
     if gained.low <= 1:
         slower = f"slower than {field.winners[0].name}, but not told apart from what is advised"
         return f"{_capital(field.every)} ({every.brief}) is {slower}."
-    return f"It is {times(gained.median)} faster than plain threads, {field.every} ({every.brief})."
+    return f"It is {between(gained)} faster than plain threads, {field.every} ({every.brief})."
 
 
 def _line(field: Field) -> str:

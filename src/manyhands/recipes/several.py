@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
-import torch
 from torch.optim import Optimizer
 
 
@@ -21,12 +20,7 @@ class Several(Optimizer):
             self.state.update(each.state)
             each.state = self.state
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of each."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of each, with the current gradients: a closure would be evaluated by each of them."""
         for each in self.optimizers:
             each.step()
-        return loss
