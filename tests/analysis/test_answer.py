@@ -45,7 +45,8 @@ def test_a_study_that_went_well():
     assert found.lines == [
         "for mnist-mlp on this machine train with allreduce, 2 workers, batch 256: 2.0x (1.9x to 2.1x) "
         "faster than one worker with one thread at batch 128 (97 % after 5.0 s against 10 s).",
-        "It is 1.3x (1.3x to 1.4x) faster than plain threads, one worker with all 2 cores as threads (6.7 s).",
+        "It is 1.3x (1.3x to 1.4x) faster than plain threads, one worker with all 2 cores as threads "
+        "(6.7 s).",
         "More workers do not pay: 4 are 17 % slower than 2, where 4 workers share 2 cores.",
     ]
     assert found.advised is not None
@@ -87,7 +88,8 @@ def test_a_target_that_nobody_reached_is_said_to_be_and_speed_is_told_instead():
         "for mnist-mlp no cell reached 97 %; single · 1 thread · batch 128 came nearest with 95.20 %.",
         "By speed alone, on this machine the fastest is allreduce, 2 workers, batch 256: 1.9x (1.8x to 2.0x) "
         "faster than one worker with one thread at batch 128 (19,000 images/s against 10,000 images/s).",
-        "It is 1.3x (1.2x to 1.3x) faster than plain threads, one worker with all 2 cores as threads (15,000 images/s).",
+        "It is 1.3x (1.2x to 1.3x) faster than plain threads, one worker with all 2 cores as threads "
+        "(15,000 images/s).",
         "Up to 2 workers, the most that were run, each further one pays.",
         "Fewest worker-seconds are spent by one worker with one thread, batch 128: 100 against 105 for a "
         "million "
