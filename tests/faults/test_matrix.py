@@ -136,7 +136,7 @@ def test_a_fault_ends_the_run(
 @pytest.mark.parametrize(
     ("fault", "starter"),
     [
-        ("SIGKILL", "torchrun"),
+        pytest.param("SIGKILL", "torchrun", marks=pytest.mark.soak),
         pytest.param("raise", "torchrun", marks=pytest.mark.soak),
         *([("hang:data", "mpirun")] if (BIN / "mpirun").exists() else []),
         *([pytest.param("SIGKILL", "mpirun", marks=pytest.mark.soak)] if (BIN / "mpirun").exists() else []),

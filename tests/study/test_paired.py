@@ -54,8 +54,13 @@ WAYS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
+FEW = ("single", "allreduce", "average, rank 0 is slow", "server")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way in FEW else pytest.param(way, marks=pytest.mark.soak) for way in WAYS]
+)
 def test_a_run_in_blocks_makes_the_steps_of_a_run_in_one_piece(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
